@@ -1,0 +1,155 @@
+"""A target: decoder, tokenizer, and who they are, from one directory or hub id."""
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import jax.numpy as jnp
+
+from layerwave.errors import LayerwaveError
+from layerwave.targets.checkpoint import TensorFiles, load_decoder
+from layerwave.targets.config import DecoderConfig
+from layerwave.targets.decoder import Decoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+DTypeName = Literal["float32", "bfloat16"]
+MINI = "mini"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A loaded target model.
+
+    name: what the user asked for. fingerprint: hexadecimal digest of configuration, tokenizer and tensors; equal for
+    equal files wherever they lie.
+    """
+
+    name: str
+    config: DecoderConfig
+    decoder: Decoder
+    tokenizer: "PreTrainedTokenizerFast"
+    fingerprint: str
+
+
+def load_target(name: str | Path, dtype: DTypeName = "float32") -> Target:
+    """Loads a target for evaluation.
+
+    Args:
+      name: a directory in Hugging Face format, a hub id (the only case that uses the network), or `mini`, the bundled
+        model.
+      dtype: of parameters and activations; norms, rotary angles and softmax are float32 in any case.
+
+    Raises:
+      LayerwaveError: nothing there, unsupported architecture, a checkpoint that does not fit its config, no tokenizer.
+    """
+    if dtype not in ("float32", "bfloat16"):
+        raise LayerwaveError(f"dtype {dtype!r} is not supported; give float32 or bfloat16")
+    directory = _find(str(name))
+    tensors = TensorFiles.open(directory)
+    config = DecoderConfig.from_hf(_read_json(directory / "config.json"), has_head="lm_head.weight" in tensors.files)
+    return Target(
+        name=str(name),
+        config=config,
+        decoder=load_decoder(config, tensors, jnp.dtype(dtype)),
+        tokenizer=_load_tokenizer(directory, config),
+        fingerprint=_fingerprint(directory, tensors),
+    )
+
+
+def _find(name: str) -> Path:
+    if name == MINI:
+        return Path(str(resources.files("layerwave") / "assets" / "mini"))
+    if Path(name).is_dir():
+        return Path(name)
+    if not _HUB_ID.fullmatch(name):
+        raise LayerwaveError(f"{name!r} is neither a directory nor a hub id such as Qwen/Qwen3-4B; check the path")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise LayerwaveError(
+            f"{name!r} is not a directory here, and the hub did not give it ({type(error).__name__}); "
+            "check the spelling, the network and your access"
+        ) from error
+
+
+def _read_json(path: Path) -> dict:
+    if not path.is_file():
+        raise LayerwaveError(f"{path} is missing; a target is a directory in Hugging Face format")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise LayerwaveError(f"{path}: not valid JSON ({error}); download it again") from error
+    if not isinstance(content, dict):
+        raise LayerwaveError(f"{path}: got a JSON {type(content).__name__}, expected an object; download it again")
+    return content
+
+
+@contextmanager
+def _without_torch_advice() -> Iterator[None]:
+    """transformers warns at import that PyTorch is missing; here it is not needed."""
+    logger = logging.getLogger("transformers")
+
+    def not_about_torch(record: logging.LogRecord) -> bool:
+        return "PyTorch" not in record.getMessage()
+
+    logger.addFilter(not_about_torch)
+    try:
+        yield
+    finally:
+        logger.removeFilter(not_about_torch)
+
+
+def _load_tokenizer(directory: Path, config: DecoderConfig) -> "PreTrainedTokenizerFast":
+    if not any((directory / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise LayerwaveError(
+            f"{directory}: no tokenizer (tokenizer.json, tokenizer.model or vocab.json); copy it beside the weights"
+        )
+    with _without_torch_advice():
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        except Exception as error:  # transformers lets whatever its parsers meet pass through
+            raise LayerwaveError(f"{directory}: the tokenizer cannot be loaded ({error}); download it again") from error
+    highest = max(tokenizer.get_vocab().values())
+    if highest >= config.vocab_size:
+        raise LayerwaveError(
+            f"{directory}: the tokenizer has id {highest}, the model only {config.vocab_size} embeddings; "
+            "the tokenizer belongs to another model"
+        )
+    return tokenizer
+
+
+def _fingerprint(directory: Path, tensors: TensorFiles) -> str:
+    """Digest of the small files, and of each tensor file's size, header and 64 evenly spaced pages.
+
+    Reading 16 GB to name a model would take longer than loading it; fine-tuned weights differ in every page.
+    """
+    digest = hashlib.sha256()
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (directory / file).is_file():
+            digest.update((directory / file).read_bytes())
+    for path in sorted(set(tensors.files.values())):
+        size, page = path.stat().st_size, 4096
+        digest.update(size.to_bytes(8, "little"))
+        with path.open("rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+            digest.update(file.read(header))
+            for i in range(64):
+                file.seek(8 + header + i * max(0, size - 8 - header - page) // 63)
+                digest.update(file.read(page))
+    return digest.hexdigest()

@@ -1,0 +1,172 @@
+"""What a broken or unsupported checkpoint says, and that saving and loading give the same parameters."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from layerwave.errors import LayerwaveError
+from layerwave.targets import Decoder, DecoderConfig, load_target
+from layerwave.targets.checkpoint import TensorFiles, load_decoder, save_decoder
+from tests.targets.variants import GOLDEN
+
+RAW = json.loads((GOLDEN / "qwen3" / "config.json").read_text())
+
+
+def config_with(**changes):
+    """The Qwen3 config with keys replaced; None removes a key."""
+    return {key: value for key, value in (RAW | changes).items() if value is not None or key not in changes}
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(GOLDEN / "qwen3" / name, tmp_path)
+    return tmp_path
+
+
+def load(folder):
+    raw = json.loads((folder / "config.json").read_text())
+    return load_decoder(DecoderConfig.from_hf(raw), TensorFiles.open(folder), jnp.float32)
+
+
+def test_saved_parameters_load_equal(tmp_path):
+    config = DecoderConfig.from_hf(RAW)
+    decoder = Decoder(config, rngs=nnx.Rngs(3))
+    save_decoder(decoder, tmp_path / "model.safetensors", jnp.float32)
+    loaded = load_decoder(config, TensorFiles.open(tmp_path), jnp.float32)
+    assert jax.tree.all(jax.tree.map(np.array_equal, nnx.state(decoder), nnx.state(loaded)))
+
+
+def test_bfloat16_parameters_are_kept_in_bfloat16(checkpoint):
+    decoder = load_decoder(DecoderConfig.from_hf(RAW), TensorFiles.open(checkpoint), jnp.bfloat16)
+    assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(decoder))} == {jnp.dtype("bfloat16")}
+    output = decoder(jnp.ones((1, 4), jnp.int32))
+    assert output.states.dtype == jnp.bfloat16
+    assert decoder.logits(output.normed).dtype == jnp.float32
+
+
+def test_both_spellings_of_rope_are_the_same():
+    old = config_with(rope_parameters=None) | {"rope_theta": 5000000.0, "rope_scaling": None}
+    assert DecoderConfig.from_hf(old) == DecoderConfig.from_hf(RAW)
+    llama = json.loads((GOLDEN / "llama3_rope_tied" / "config.json").read_text())
+    parameters = llama.pop("rope_parameters")
+    theta = parameters.pop("rope_theta")
+    renamed = {"type": parameters.pop("rope_type"), **parameters}
+    old = llama | {"rope_theta": theta, "rope_scaling": renamed}
+    assert (
+        DecoderConfig.from_hf(old).rope
+        == DecoderConfig.from_hf(
+            llama | {"rope_parameters": parameters | {"rope_type": "llama3", "rope_theta": theta}}
+        ).rope
+    )
+
+
+def test_every_fault_is_listed_in_one_error(checkpoint):
+    tensors = load_file(checkpoint / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    del tensors["model.norm.weight"]
+    tensors["model.layers.0.self_attn.q_proj.bias"] = np.zeros(64, np.float32)
+    tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"][:5]
+    save_file(tensors, checkpoint / "model.safetensors")
+    with pytest.raises(LayerwaveError) as caught:
+        load(checkpoint)
+    message = str(caught.value)
+    assert "4 faults" in message
+    assert "missing model.layers.1.mlp.up_proj.weight" in message
+    assert "missing model.norm.weight" in message
+    assert "unused model.layers.0.self_attn.q_proj.bias" in message
+    assert "misshapen model.embed_tokens.weight: got (5, 32), expected (96, 32)" in message
+
+
+def test_tied_checkpoint_may_repeat_its_head_but_not_contradict_it(tmp_path):
+    shutil.copytree(GOLDEN / "qwen2_tied", tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    load(tmp_path)
+    tensors["lm_head.weight"] = tensors["lm_head.weight"] + 1
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(LayerwaveError, match="set tie_word_embeddings to false"):
+        load(tmp_path)
+
+
+def test_truncated_file(checkpoint):
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(LayerwaveError, match=r"model\.safetensors: not a readable safetensors file"):
+        load(checkpoint)
+
+
+def test_non_finite_tensor_is_named(checkpoint):
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors["model.layers.2.mlp.gate_proj.weight"][0, 0] = np.nan
+    save_file(tensors, checkpoint / "model.safetensors")
+    with pytest.raises(LayerwaveError, match=r"model\.layers\.2\.mlp\.gate_proj\.weight holds NaN"):
+        load(checkpoint)
+
+
+def test_index_that_names_an_absent_shard(checkpoint):
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(LayerwaveError, match=r"missing: model-00001-of-00002\.safetensors"):
+        load(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; supported: llama, qwen2, qwen3"),
+        ({"rms_norm_eps": None}, "the key rms_norm_eps is missing"),
+        ({"rope_parameters": None}, "no rope_theta"),
+        ({"rope_theta": 10000.0}, "two different rope_theta"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn'"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear"}}, r"missing \['factor'\]"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "not known .'partial_rotary_factor'"),
+        ({"use_sliding_window": True}, "sliding-window"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"attn_logit_softcapping": 50.0}, "unknown keys attn_logit_softcapping"),
+        ({"tie_word_embeddings": None}, "tie_word_embeddings is missing"),
+        ({"layer_types": ["sliding_attention"] * 3}, "only full_attention"),
+        ({"layer_types": ["full_attention"] * 2}, "2 layer_types for 3 layers"),
+    ],
+)
+def test_config_faults(changes, message):
+    with pytest.raises(LayerwaveError, match=message):
+        DecoderConfig.from_hf(config_with(**changes))
+
+
+def test_untied_is_seen_from_the_tensors_where_the_config_is_silent():
+    silent = config_with(tie_word_embeddings=None)
+    assert DecoderConfig.from_hf(silent, has_head=False).tie_embeddings
+    assert not DecoderConfig.from_hf(silent, has_head=True).tie_embeddings
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("no/such/folder", "neither a directory nor a hub id"), ("nothing", "neither a directory nor a hub id")],
+)
+def test_target_that_is_not_there(name, message):
+    with pytest.raises(LayerwaveError, match=message):
+        load_target(name)
+
+
+def test_target_without_tokenizer(checkpoint):
+    with pytest.raises(LayerwaveError, match="no tokenizer"):
+        load_target(checkpoint)
+
+
+def test_target_without_config(tmp_path):
+    shutil.copy(GOLDEN / "qwen3" / "model.safetensors", tmp_path)
+    with pytest.raises(LayerwaveError, match=r"config\.json is missing"):
+        load_target(tmp_path)
+
+
+def test_unknown_dtype(checkpoint):
+    with pytest.raises(LayerwaveError, match="float16"):
+        load_target(checkpoint, dtype="float16")
