@@ -1,0 +1,8 @@
+"""Conversations in, block sums of every layer out: one streamed pass over a target."""
+
+from layerwave.calibration.artifact import Calibration
+from layerwave.calibration.conversations import read_conversations
+from layerwave.calibration.settings import CalibrationSettings
+from layerwave.calibration.stream import calibrate
+
+__all__ = ["Calibration", "CalibrationSettings", "calibrate", "read_conversations"]

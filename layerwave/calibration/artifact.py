@@ -1,0 +1,386 @@
+"""The calibration artifact: block sums of every layer in four pools, kept in one safetensors file."""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float32, Int64, Shaped, UInt8, UInt64
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save as to_safetensors
+
+from layerwave.calibration.replicates import SHARES, Replicates, sample_weights
+from layerwave.calibration.settings import CalibrationSettings
+from layerwave.errors import LayerwaveError
+
+FORMAT = "layerwave.calibration"
+FORMAT_VERSION = 2
+
+POOLS = (("filtered", "keep"), ("filtered", "drop"), ("unfiltered", "keep"), ("unfiltered", "drop"))
+"""Order of the pool axis P: all tokens or those the entropy filter left, with attention sinks or without."""
+
+_ARRAYS = {
+    "sums": (np.float32, "PNBD"),
+    "counts": (np.int64, "P"),
+    "curves": (np.float32, "PSN"),
+    "kept": (np.int64, "PS"),
+    "lengths": (np.int64, "S"),
+    "sinks": (np.int64, "S"),
+    "fingerprints": (np.uint64, "S"),
+}
+_REPLICATES = {
+    "replicate_grams": (np.float64, "CNBB"),
+    "replicate_centred": (np.float64, "CNBB"),
+    "replicate_sums": (np.float32, "CNBD"),
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Calibration:
+    """What one pass over the conversations left: sums of blocks, counts and per-sample curves.
+
+    Letters: P pools in the order of `POOLS`, N layers, B tokens of a block, D features, S samples. Samples
+    stand in ascending order of their fingerprints, so that the artifact does not depend on the order of the
+    file. States that a user brought (`from_states`) have one pool, no samples and no settings.
+    """
+
+    sums: Float32[np.ndarray, "P N B D"]
+    """Sum over blocks of the hidden states (paper, eq. 11, before the division)."""
+    counts: Int64[np.ndarray, " P"]
+    """Blocks in each sum."""
+    curves: Float32[np.ndarray, "P S N"]
+    """S_1 in nats of each sample's own block mean; NaN where the sample gave no block (see `kept`)."""
+    kept: Int64[np.ndarray, "P S"]
+    """Tokens of each sample that the pool kept; `kept // B` of them made blocks, `kept % B` were dropped."""
+    lengths: Int64[np.ndarray, " S"]
+    """Tokens of each sample."""
+    sinks: Int64[np.ndarray, " S"]
+    """Attention sinks among them."""
+    fingerprints: UInt64[np.ndarray, " S"]
+    """First eight bytes of the SHA-256 of each sample's token ids (see `tokens.fingerprint`)."""
+    settings: CalibrationSettings | None
+    target_name: str
+    target_fingerprint: str
+    target_dtype: str
+    tallies: dict[str, int]
+    """Rows read, rows dropped by reason, samples cut to `max_length`, compilations: see `calibrate`."""
+    replicates: Replicates | None = None
+    """Bootstrap replicates and parts of the samples of the chosen pool; None when switched off."""
+
+    @property
+    def num_layers(self) -> int:
+        """N."""
+        return self.sums.shape[1]
+
+    @property
+    def states(self) -> Float32[np.ndarray, "N B D"]:
+        """Mean over blocks Z_0 ... Z_{N-1} of the pool that the settings choose (paper, eq. 11)."""
+        return self.pool()
+
+    def pool(
+        self, *, filtered: bool = True, sinks: Literal["keep", "drop"] | None = None
+    ) -> Float32[np.ndarray, "N B D"]:
+        """Mean over blocks of one pool; by default the filtered one, with sinks as the settings say.
+
+        Raises:
+            LayerwaveError: no block fell into the pool, or the states were given by a user: one pool only.
+        """
+        index = self._index(filtered, sinks)
+        if self.counts[index] == 0:
+            raise LayerwaveError(
+                f"the pool {'/'.join(POOLS[index])} holds no block of {self.sums.shape[2]} tokens: "
+                "calibrate with longer conversations, a smaller block or a larger rho"
+            )
+        return self.sums[index] / np.float32(self.counts[index])
+
+    def sample_curves(
+        self, *, filtered: bool = True, sinks: Literal["keep", "drop"] | None = None
+    ) -> Float32[np.ndarray, "S N"]:
+        """S_1 in nats over depth for each sample of one pool (Figs. 1 and 4); NaN rows gave no block."""
+        return self.curves[self._index(filtered, sinks)]
+
+    def _index(self, filtered: bool, sinks: str | None) -> int:
+        if self.settings is None:
+            if not filtered or sinks is not None:
+                raise LayerwaveError(
+                    "states given with from_states are one pool, but another was asked for: "
+                    "calibrate a target to get all four pools"
+                )
+            return 0
+        wanted = ("filtered" if filtered else "unfiltered", sinks or self.settings.sinks)
+        if wanted not in POOLS:
+            raise LayerwaveError(f"sinks is {sinks!r}, but must be keep or drop: pass one of them")
+        return POOLS.index(wanted)
+
+    @property
+    def sample_weights(self) -> UInt8[np.ndarray, "C S"]:
+        """Weight of each sample in each accumulator of `replicates`; none without replicates."""
+        number = self.settings.replicates if self.replicates else 0
+        return sample_weights(self.fingerprints, number, self.settings.seed if number else 0)
+
+    @property
+    def sample_blocks(self) -> Int64[np.ndarray, " S"]:
+        """Blocks that each sample gave to the chosen pool."""
+        return self.kept[self._index(True, None)] // self.sums.shape[2]
+
+    def without_replicates(self) -> "Calibration":
+        """The same calibration as if `replicates` had been 0: what merges when the replicates' sums are not kept."""
+        return replace(self, settings=self.settings and replace(self.settings, replicates=0), replicates=None)
+
+    @property
+    def summary(self) -> dict[str, int]:
+        """The tallies, and what the chosen pool made of them: numbers of rows, tokens and blocks."""
+        pool, block = self._index(True, None), self.sums.shape[2]
+        return (
+            dict(self.tallies)
+            | {
+                "samples": len(self.lengths),
+                "samples without a block": int((self.kept[pool] < block).sum()),
+                "tokens": int(self.lengths.sum()),
+                "attention sinks": int(self.sinks.sum()),
+                "kept tokens": int(self.kept[pool].sum()),
+                "kept tokens in partial blocks, dropped": int((self.kept[pool] % block).sum()),
+                "blocks": int(self.counts[pool]),
+            }
+            | self._replicate_summary
+        )
+
+    @property
+    def _replicate_summary(self) -> dict[str, int]:
+        if self.replicates is None:
+            return {}
+        kept = "kept" if self.replicates.sums is not None else "not kept, so that only Grams are left"
+        return {
+            "bootstrap replicates": self.settings.replicates,
+            f"megabytes of replicates' sums, {kept}": round(self.replicates.megabytes(self.sums.shape[-1])),
+        }
+
+    @property
+    def data_fingerprint(self) -> str:
+        """SHA-256 over the samples' fingerprints: equal for the same set of samples in any order."""
+        return hashlib.sha256(np.sort(self.fingerprints).astype("<u8").tobytes()).hexdigest()
+
+    def __repr__(self) -> str:
+        pools, layers, block, features = self.sums.shape
+        origin = f"{len(self.lengths)} samples, rho={self.settings.rho:g}" if self.settings else "given"
+        return (
+            f"Calibration({self.target_name}: {layers} layers x {features} features, block {block}, "
+            f"{pools} pool{'s' if pools > 1 else ''}, {origin})"
+        )
+
+    @classmethod
+    def from_states(cls, states: Shaped[Any, "..."], *, name: str = "given states") -> "Calibration":
+        """Take states that a user brings: an array (N, B, D), one matrix of B tokens for each of N layers.
+
+        Raises:
+            LayerwaveError: not three axes, empty, or a layer (named) that is all zero or not finite.
+        """
+        sums = np.array(states, dtype=np.float32)
+        if sums.ndim != 3 or 0 in sums.shape:
+            raise LayerwaveError(
+                f"states have shape {sums.shape}, but must be (layers, block, features): "
+                "stack one matrix of tokens x features for each layer"
+            )
+        check_layers(np.abs(sums).max(axis=(1, 2)))
+        return cls(
+            sums=sums[None],
+            counts=np.ones(1, np.int64),
+            curves=np.zeros((1, 0, len(sums)), np.float32),
+            kept=np.zeros((1, 0), np.int64),
+            lengths=np.zeros(0, np.int64),
+            sinks=np.zeros(0, np.int64),
+            fingerprints=np.zeros(0, np.uint64),
+            settings=None,
+            target_name=name,
+            target_fingerprint=hashlib.sha256(sums.tobytes()).hexdigest(),
+            target_dtype="float32",
+            tallies={},
+        )
+
+    @classmethod
+    def merge(cls, parts: Sequence["Calibration"]) -> "Calibration":
+        """Join calibrations of disjoint samples; equal to one calibration of all of them, to rounding.
+
+        Raises:
+            LayerwaveError: nothing to merge, parts that differ in target or settings (the field is named),
+                states given by a user, a conversation that stands in two parts, or replicates whose sums were
+                too large to keep.
+        """
+        if not parts:
+            raise LayerwaveError("no calibration to merge: pass at least one")
+        if len(parts) == 1:
+            return parts[0]
+        first = _identity(parts[0])
+        for part in parts[1:]:
+            for field, value in _identity(part).items():
+                if value != first[field]:
+                    raise LayerwaveError(
+                        f"calibrations differ in {field} ({first[field]} and {value}), but must agree to be "
+                        f"merged: calibrate all parts with one {field}"
+                    )
+        fingerprints = np.concatenate([part.fingerprints for part in parts])
+        unique, order = np.unique(fingerprints, return_index=True)
+        if len(unique) < len(fingerprints):
+            raise LayerwaveError(
+                f"{len(fingerprints) - len(unique)} of {len(fingerprints)} samples stand in two of the "
+                "calibrations, but each may count only once: calibrate disjoint parts of the conversations"
+            )
+        replicates = _merged_replicates(parts)
+        joined = {
+            name: np.concatenate([getattr(part, name) for part in parts], axis=axis).take(order, axis=axis)
+            for name, axis in (("curves", 1), ("kept", 1), ("lengths", 0), ("sinks", 0), ("fingerprints", 0))
+        }
+        return cls(
+            sums=np.sum([part.sums for part in parts], axis=0, dtype=np.float32),
+            counts=np.sum([part.counts for part in parts], axis=0),
+            **joined,
+            settings=parts[0].settings,
+            target_name=parts[0].target_name,
+            target_fingerprint=parts[0].target_fingerprint,
+            target_dtype=parts[0].target_dtype,
+            tallies={key: sum(part.tallies.get(key, 0) for part in parts) for key in parts[0].tallies},
+            replicates=replicates,
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one `.safetensors` file, whole or not at all; its header holds all that is not an array.
+
+        Raises:
+            LayerwaveError: the folder is missing or cannot be written.
+        """
+        path = Path(path)
+        metadata = {
+            "format": FORMAT,
+            "format_version": str(FORMAT_VERSION),
+            "layerwave_version": version("layerwave"),
+            "settings": json.dumps(asdict(self.settings) if self.settings else None),
+            "pools": json.dumps(["/".join(pool) for pool in POOLS] if self.settings else ["given"]),
+            "target_name": self.target_name,
+            "target_fingerprint": self.target_fingerprint,
+            "target_dtype": self.target_dtype,
+            "num_layers": str(self.num_layers),
+            "data_fingerprint": self.data_fingerprint,
+            "tallies": json.dumps(self.tallies),
+        }
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        if self.replicates is not None:
+            arrays |= {name: getattr(self.replicates, name.removeprefix("replicate_")) for name in _REPLICATES}
+        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None}
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            temporary.write_bytes(to_safetensors(arrays, metadata))
+            os.replace(temporary, path)
+        except OSError as error:
+            raise LayerwaveError(
+                f"cannot write {path} ({error.strerror}): name a file in a folder that exists and is writable"
+            ) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Calibration":
+        """Read what `save` wrote.
+
+        Raises:
+            LayerwaveError: no such file, not a safetensors file, not a calibration, another format version,
+                or arrays that are missing or do not fit together.
+        """
+        remedy = "make it again with `layerwave calibrate`"
+        try:
+            with safe_open(path, framework="numpy") as file:
+                header = file.metadata() or {}
+                arrays = {name: file.get_tensor(name) for name in file.keys() if name in _ARRAYS | _REPLICATES}
+        except (OSError, SafetensorError) as error:
+            missing = isinstance(error, FileNotFoundError)
+            reason = "no such file" if missing else f"not a whole safetensors file: {error}"
+            raise LayerwaveError(f"cannot read {path} ({reason}): name a saved calibration") from error
+        if header.get("format") != FORMAT:
+            raise LayerwaveError(
+                f"{path} is a safetensors file of format {header.get('format')!r}, but must be {FORMAT!r}: "
+                "name a file that `layerwave calibrate` wrote"
+            )
+        if header.get("format_version") != str(FORMAT_VERSION):
+            raise LayerwaveError(
+                f"{path} has format version {header.get('format_version')} (layerwave "
+                f"{header.get('layerwave_version')}), but must have {FORMAT_VERSION}: {remedy}"
+            )
+        try:
+            settings = json.loads(header["settings"])
+            settings = None if settings is None else CalibrationSettings(**settings)
+            tallies = json.loads(header["tallies"])
+            target = {name: header[name] for name in ("target_name", "target_fingerprint", "target_dtype")}
+        except (KeyError, ValueError, TypeError, LayerwaveError) as error:
+            raise LayerwaveError(f"{path} has a header that cannot be read ({error}): {remedy}") from error
+        if fault := _fault(arrays, settings):
+            raise LayerwaveError(f"{path} is damaged ({fault}): {remedy}")
+        grams, centred, sums = (arrays.pop(name, None) for name in _REPLICATES)
+        replicates = None if grams is None else Replicates(grams, centred, sums)
+        return cls(**arrays, **target, settings=settings, tallies=tallies, replicates=replicates)
+
+
+def check_layers(largest: Float32[np.ndarray, " N"]) -> None:
+    """Refuse a layer whose greatest magnitude (`largest`, one a layer) is zero or not finite, by name."""
+    for layer in np.flatnonzero(~np.isfinite(largest)):
+        raise LayerwaveError(
+            f"the states of layer {layer} hold NaN or infinity, but must be finite: "
+            "check the checkpoint, or load the target with dtype float32"
+        )
+    for layer in np.flatnonzero(largest == 0):
+        raise LayerwaveError(
+            f"the states of layer {layer} are all zero, but must not be: check the checkpoint or the array"
+        )
+
+
+def _identity(part: Calibration) -> dict[str, object]:
+    """What has to agree before two calibrations may be added."""
+    if part.settings is None:
+        raise LayerwaveError("states given with from_states cannot be merged: average them before")
+    return {
+        "target fingerprint": part.target_fingerprint,
+        "target dtype": part.target_dtype,
+        "shape of the states": part.sums.shape[1:],
+        **{name: value for name, value in asdict(part.settings).items() if name != "replicate_megabytes"},
+    }
+
+
+def _merged_replicates(parts: Sequence[Calibration]) -> Replicates | None:
+    """Replicates of all samples; None where no part has any."""
+    replicates = [part.replicates for part in parts]
+    if all(part is None for part in replicates):
+        return None
+    for number, part in enumerate(replicates):
+        if part is None or part.sums is None:
+            held = "no replicates" if part is None else "the replicates' Grams without their sums"
+            size = max(part.megabytes(parts[0].sums.shape[-1]) for part in replicates if part is not None)
+            raise LayerwaveError(
+                f"calibration {number} (counted from 0) holds {held}, but Grams of parts do not add up to those of the "
+                f"whole: calibrate all parts with replicate_megabytes of at least {math.ceil(size)}, or merge them "
+                "without replicates (Calibration.without_replicates)"
+            )
+    return Replicates.merge(replicates, parts[0].settings.replicate_megabytes)
+
+
+def _fault(arrays: dict[str, np.ndarray], settings: CalibrationSettings | None) -> str | None:
+    """Say what is missing or does not fit together in arrays that came from a file."""
+    sizes = {"P": 1} if settings is None else {"P": len(POOLS), "B": settings.block}
+    expected = dict(_ARRAYS)
+    if arrays.keys() & _REPLICATES.keys():
+        sizes["C"] = len(SHARES) + (settings.replicates if settings else 0)
+        optional = "replicate_sums" not in arrays
+        expected |= {name: kind for name, kind in _REPLICATES.items() if not (optional and name == "replicate_sums")}
+    if missing := [name for name in expected if name not in arrays]:
+        return f"it lacks {', '.join(missing)}"
+    for name, (dtype, axes) in expected.items():
+        array = arrays[name]
+        if array.dtype != dtype or array.ndim != len(axes):
+            return f"{name} is {array.dtype} with {array.ndim} axes, expected {np.dtype(dtype)} {axes}"
+        for axis, size in zip(axes, array.shape, strict=True):
+            if sizes.setdefault(axis, size) != size:
+                return f"{name} has shape {array.shape}, expected {sizes[axis]} on axis {axis} of {axes}"
+    return None

@@ -1,0 +1,163 @@
+"""Conversations to batches of token ids: chat template, one BOS, seeded choice of samples, length buckets."""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int32, UInt64
+from jinja2.exceptions import TemplateError
+
+from layerwave.calibration.conversations import Conversation, Conversations
+from layerwave.calibration.settings import CalibrationSettings
+from layerwave.errors import LayerwaveError
+
+SMALLEST_BUCKET = 64
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Token ids of the samples of one pass, and what was left out on the way.
+
+    ids: one int32 array a sample, at least a block and at most `max_length` tokens long.
+    fingerprints: one number a sample, see `fingerprint`.
+    tallies: numbers of rows and samples by what became of them.
+    """
+
+    ids: tuple[Int32[np.ndarray, " _"], ...]
+    fingerprints: UInt64[np.ndarray, " S"]
+    tallies: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples of one length bucket, padded on the right; rows beyond `len(samples)` are all padding.
+
+    samples: index of each row's sample.
+    """
+
+    samples: tuple[int, ...]
+    tokens: Int32[np.ndarray, "b T"]
+    lengths: Int32[np.ndarray, " b"]
+
+
+def encode(tokenizer: Any, conversation: Conversation) -> list[int]:
+    """Token ids of one conversation through the tokenizer's chat template, or of a plain text.
+
+    There is never more than one BOS at the start, and there is one whenever the template writes it or the
+    tokenizer puts it before plain text. No other special tokens are added.
+
+    Raises:
+        LayerwaveError: the tokenizer has no chat template and the conversation is not a plain text.
+        jinja2.TemplateError: the template refuses this conversation (for example two user turns in a row).
+    """
+    text = conversation.text
+    if conversation.turns:
+        if not tokenizer.chat_template:
+            raise LayerwaveError(
+                f"{conversation.where}: a conversation, but the target's tokenizer has no chat template: put "
+                'chat_template.jinja beside the tokenizer, or give plain {"text": "..."} rows'
+            )
+        messages = [{"role": turn.role, "content": turn.content} for turn in conversation.turns]
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+    ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+    bos = tokenizer.bos_token_id
+    if bos is None:
+        return ids
+    rest = next((place for place, token in enumerate(ids) if token != bos), len(ids))
+    return [bos] * (rest > 0 or adds_bos(tokenizer)) + ids[rest:]
+
+
+def adds_bos(tokenizer: Any) -> bool:
+    """Whether the tokenizer puts its BOS before plain text."""
+    return tokenizer("a").input_ids[0] == tokenizer.bos_token_id
+
+
+def fingerprint(ids: Int32[np.ndarray, " T"], repetition: int = 0) -> np.uint64:
+    """First eight bytes of the SHA-256 of the token ids (int32, little-endian).
+
+    A file may hold the same conversation several times, and each counts: `repetition` numbers them and is
+    hashed with the ids when it is not 0. So fingerprints are unique within one calibration, and equal ones
+    in two calibrations mean that a conversation would count twice.
+    """
+    content = ids.astype("<i4").tobytes() + (repetition.to_bytes(8, "little") if repetition else b"")
+    return np.frombuffer(hashlib.sha256(content).digest()[:8], "<u8")[0].astype(np.uint64)
+
+
+def draw_samples(tokenizer: Any, conversations: Conversations, settings: CalibrationSettings) -> Samples:
+    """Tokenises the first `settings.samples` conversations of a permutation from `settings.seed`.
+
+    Samples of fewer tokens than a block are left out, longer ones than `max_length` are cut; both are
+    counted. So are conversations that the chat template refuses.
+
+    Raises:
+        LayerwaveError: no chat template, a template that refuses every conversation, or every sample shorter
+            than a block.
+    """
+    order = np.random.default_rng(settings.seed).permutation(len(conversations))[: settings.samples]
+    ids, lengths, refused, truncated = [], [], [], 0
+    for row in order:
+        try:
+            encoded = encode(tokenizer, conversations[row])
+        except TemplateError as error:
+            refused.append(f"{conversations[row].where} ({error})")
+            continue
+        lengths.append(len(encoded))
+        truncated += len(encoded) > settings.max_length
+        if len(encoded) >= settings.block:
+            ids.append(np.array(encoded[: settings.max_length], np.int32))
+    if not lengths:
+        raise LayerwaveError(
+            f"the chat template refuses every conversation, first {refused[0]}: "
+            "give conversations of the form that it accepts"
+        )
+    if not ids:
+        raise LayerwaveError(
+            f"every sample is shorter than a block of {settings.block} tokens ({len(lengths)} samples, the "
+            f"longest of {max(lengths)} tokens): give longer conversations or a smaller block"
+        )
+    seen = Counter()
+    fingerprints = []
+    for sample in ids:
+        first = fingerprint(sample)
+        fingerprints.append(fingerprint(sample, seen[first]))
+        seen[first] += 1
+    tallies = {
+        "rows": len(conversations) + conversations.unusable,
+        "rows without a word": conversations.unusable,
+        "rows not drawn": len(conversations) - len(order),
+        "rows refused by the chat template": len(refused),
+        "samples shorter than a block": len(lengths) - len(ids),
+        "samples cut to max_length": truncated,
+    }
+    return Samples(tuple(ids), np.array(fingerprints, np.uint64), tallies)
+
+
+def bucket(length: int, max_length: int) -> int:
+    """Padded length of a sample: the next power of two from 64 on, at most `max_length`."""
+    return min(max_length, max(SMALLEST_BUCKET, 1 << (length - 1).bit_length()))
+
+
+def batches(ids: Sequence[np.ndarray], max_length: int, batch_tokens: int) -> Iterator[Batch]:
+    """Right-padded batches of about `batch_tokens` tokens, one shape a length bucket, the longest first.
+
+    There are at most `1 + log2(max_length / 64)` shapes, rounded up. Rows of a bucket are spread evenly over
+    its batches, so that few rows are padding.
+    """
+    members: dict[int, list[int]] = {}
+    for index, sample in enumerate(ids):
+        members.setdefault(bucket(len(sample), max_length), []).append(index)
+    for width in sorted(members, reverse=True):  # what does not fit into memory fails at once
+        indices = members[width]
+        count = math.ceil(len(indices) / max(1, batch_tokens // width))
+        rows = math.ceil(len(indices) / count)
+        for start in range(0, len(indices), rows):
+            chosen = indices[start : start + rows]
+            tokens, lengths = np.zeros((rows, width), np.int32), np.zeros(rows, np.int32)
+            for row, index in enumerate(chosen):
+                lengths[row] = len(ids[index])
+                tokens[row, : lengths[row]] = ids[index]
+            yield Batch(tuple(chosen), tokens, lengths)
