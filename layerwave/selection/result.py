@@ -1,0 +1,152 @@
+"""The result of a selection, and its file."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from layerwave.errors import LayerwaveError
+from layerwave.selection.sets import check_layers
+
+SCHEMA = "layerwave.selection"
+VERSION = 1
+
+Layers = tuple[int, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class Selection:
+    """A chosen layer set, and the beams it was chosen from.
+
+    Attributes:
+        method: `elsi`, `elsi_c`, `exhaustive`, `low_entropy`, or the name of a fixed rule.
+        layers: the set, sorted; 0-based layer outputs.
+        score: the criterion's value for the set (entropy: nats).
+        num_layers: number of the target's layers, N.
+        criterion: what was scored: `entropy`, or the name of the user's own function.
+        settings: the options of the method, as given.
+        beams: for each depth, the kept sets and their scores, best first. A search has one depth a set size; the
+            exhaustive search and the fixed rules have the last one alone.
+        parents: for each set of `beams`, the places in the beam before it from which the set was reached (the
+            edges of the paper's Fig. 7); empty at the first depth.
+    """
+
+    method: str
+    layers: Layers
+    score: float
+    num_layers: int
+    criterion: str = "entropy"
+    settings: Mapping[str, int | float | str] = field(default_factory=dict)
+    beams: tuple[tuple[tuple[Layers, float], ...], ...] = ()
+    parents: tuple[tuple[tuple[int, ...], ...], ...] = ()
+
+    @property
+    def boundaries(self) -> Layers:
+        """The set as boundaries `b = l + 1`: 0 is the embedding, N the last output before the final norm."""
+        return tuple(layer + 1 for layer in self.layers)
+
+    def __repr__(self) -> str:
+        return (
+            f"Selection({self.method}: layers {_join(self.layers)} of 0 … {self.num_layers - 1}, "
+            f"boundaries {_join(self.boundaries)}, {self.criterion} {self.score:.4f})"
+        )
+
+    def __str__(self) -> str:
+        lines = [repr(self), f"{'layers':>16} {'boundaries':>16} {self.criterion:>10}"]
+        for layers, score in self.beams[-1] if self.beams else ():
+            boundaries = _join(layer + 1 for layer in layers)
+            lines.append(f"{_join(layers):>16} {boundaries:>16} {score:>10.4f}")
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """The selection as JSON text, with the version of its schema."""
+        # JSON has no infinity; alpha may be infinite.
+        settings = {key: "inf" if value == math.inf else value for key, value in self.settings.items()}
+        beams = [
+            [
+                {"layers": layers, "score": score, "parents": parents}
+                for (layers, score), parents in zip(beam, edges, strict=True)
+            ]
+            for beam, edges in zip(self.beams, self.parents, strict=True)
+        ]
+        record = {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "method": self.method,
+            "criterion": self.criterion,
+            "num_layers": self.num_layers,
+            "layers": self.layers,
+            "boundaries": self.boundaries,
+            "score": self.score,
+            "settings": settings,
+            "beams": beams,
+        }
+        return json.dumps(record, indent=1, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "selection") -> "Selection":
+        """Read what `to_json` wrote; `source` names the text in errors.
+
+        Raises `LayerwaveError` for text that is not JSON, is not a selection, or has another version.
+        """
+        try:
+            record = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise LayerwaveError(f"{source}: line {error.lineno} is not JSON ({error.msg}): select again") from None
+        if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+            raise LayerwaveError(f"{source} is not a selection: expected the file that `layerwave select` writes")
+        if record.get("version") != VERSION:
+            raise LayerwaveError(
+                f"{source} has schema version {record.get('version')}, this layerwave reads {VERSION}: select again"
+            )
+        try:
+            num_layers = record["num_layers"]
+            beams = record["beams"]
+            return cls(
+                method=str(record["method"]),
+                layers=check_layers(record["layers"], num_layers),
+                score=float(record["score"]),
+                num_layers=num_layers,
+                criterion=str(record["criterion"]),
+                settings={k: math.inf if v == "inf" else v for k, v in record["settings"].items()},
+                beams=tuple(
+                    tuple((check_layers(node["layers"], num_layers), float(node["score"])) for node in beam)
+                    for beam in beams
+                ),
+                parents=tuple(tuple(tuple(node["parents"]) for node in beam) for beam in beams),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise LayerwaveError(f"{source} is damaged ({type(error).__name__}: {error}): select again") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write `to_json` to a file, whole or not at all."""
+        path = Path(path)
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        try:
+            partial.write_text(self.to_json() + "\n", encoding="utf-8")
+            os.replace(partial, path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise LayerwaveError(f"{path} cannot be written ({error.strerror}): give another path") from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Selection":
+        """Read a file that `save` wrote. Raises `LayerwaveError` as `from_json` does, or when it cannot be read."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise LayerwaveError(f"{path} cannot be read ({error}): give a selection file") from None
+        return cls.from_json(text, source=str(path))
+
+
+def as_beam(sets: np.ndarray, scores: np.ndarray) -> tuple[tuple[Layers, float], ...]:
+    """Rows of sets and their scores, as a `Selection` holds them."""
+    return tuple((tuple(row), score) for row, score in zip(sets.tolist(), scores.tolist(), strict=True))
+
+
+def _join(numbers) -> str:
+    return ",".join(map(str, numbers))

@@ -1,0 +1,88 @@
+"""The selection's file and text."""
+
+import json
+import math
+
+import problems
+import pytest
+
+from layerwave.calibration import Calibration
+from layerwave.errors import LayerwaveError
+from layerwave.selection import METHODS, Selection, SelectionSettings, elsi, select
+
+
+@pytest.fixture(scope="module")
+def calibration():
+    return Calibration.from_states(problems.states(0, 8))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_by_name_survives_its_file(calibration, method, tmp_path):
+    size = 1 if method == "eagle2" else 3
+    selection = select(calibration, SelectionSettings(method=method, size=size))
+    assert selection.method == method
+    assert len(selection.layers) == size
+    assert dict([selection.beams[-1][0]])[selection.layers] == selection.score
+    selection.save(tmp_path / "selection.json")
+    assert Selection.load(tmp_path / "selection.json") == selection
+    assert [p.name for p in tmp_path.iterdir()] == ["selection.json"]
+
+
+def test_infinite_order_is_standard_json(calibration):
+    selection = elsi(calibration, 2, alpha=math.inf)
+    json.loads(selection.to_json(), parse_constant=pytest.fail)
+    assert Selection.from_json(selection.to_json()) == selection
+
+
+def test_text_states_both_numberings(calibration):
+    selection = select(calibration, SelectionSettings(method="eagle3"))
+    assert selection.layers == (2, 4, 5)
+    assert selection.boundaries == (3, 5, 6)
+    assert repr(selection).startswith("Selection(eagle3: layers 2,4,5 of 0 … 7, boundaries 3,5,6, entropy ")
+    assert "2,4,5" in str(selection).splitlines()[-1]
+    assert json.loads(selection.to_json())["boundaries"] == [3, 5, 6]
+
+
+def test_low_entropy_is_not_above_elsi(calibration):
+    low, high = (select(calibration, SelectionSettings(method=m)) for m in ("low_entropy", "elsi"))
+    assert low.score < high.score
+    assert low.beams[-1] == tuple(sorted(low.beams[-1], key=lambda entry: entry[1]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r.update(version=2), "schema version 2, this layerwave reads 1"),
+        (lambda r: r.update(schema="other"), "not a selection"),
+        (lambda r: r.pop("score"), "damaged"),
+        (lambda r: r.update(score="high"), "damaged"),
+        (lambda r: r.update(layers=[1, 1]), "layer 1 is repeated"),
+        (lambda r: r.update(layers=[1, 8]), "layer 8 is out of range"),
+        (lambda r: r.update(layers=3), "damaged"),
+        (lambda r: r.update(beams=[3]), "damaged"),
+        (lambda r: r.update(settings=[]), "damaged"),
+    ],
+)
+def test_damaged_files(calibration, change, message, tmp_path):
+    record = json.loads(elsi(calibration, 2).to_json())
+    change(record)
+    path = tmp_path / "selection.json"
+    path.write_text(json.dumps(record))
+    with pytest.raises(LayerwaveError, match=message):
+        Selection.load(path)
+
+
+def test_files_that_are_not_json_or_not_there(calibration, tmp_path):
+    path = tmp_path / "selection.json"
+    path.write_text('{\n"schema": ')
+    with pytest.raises(LayerwaveError, match="line 2"):
+        Selection.load(path)
+    with pytest.raises(LayerwaveError, match="cannot be read"):
+        Selection.load(tmp_path / "absent.json")
+    with pytest.raises(LayerwaveError, match="cannot be written"):
+        elsi(calibration, 2).save(tmp_path / "absent" / "selection.json")
+
+
+def test_unknown_method_lists_the_known(calibration):
+    with pytest.raises(LayerwaveError, match="elsi, elsi_c, exhaustive, low_entropy, eagle2"):
+        select(calibration, SelectionSettings(method="best"))

@@ -1,0 +1,45 @@
+"""Enumeration, order and checks of layer sets."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from layerwave.errors import LayerwaveError
+from layerwave.selection.sets import all_sets, check_layers, check_size, eligible, ranking, sets_at
+
+
+@pytest.mark.parametrize(("num_layers", "size"), [(1, 1), (6, 1), (6, 3), (6, 6), (9, 4)])
+def test_all_sets_are_the_combinations_in_order(num_layers, size):
+    blocks = list(all_sets(num_layers, size, block=7))
+    assert all(len(block) <= 7 for block in blocks)
+    assert [tuple(row) for row in np.concatenate(blocks).tolist()] == list(combinations(range(num_layers), size))
+
+
+def test_sets_at_far_places():
+    assert sets_at(np.array([82159]), 80, 3).tolist() == [[77, 78, 79]]
+    with pytest.raises(LayerwaveError, match="smaller size"):
+        sets_at(np.array([0]), 200, 100)
+
+
+def test_ranking_breaks_ties_by_layers_even_below_rounding():
+    sets = np.array([[2, 3], [0, 5], [0, 4], [1, 2]])
+    assert ranking(np.array([1.0, 1.0 + 1e-15, 1.0, 2.0]), sets).tolist() == [3, 2, 1, 0]
+    assert ranking(np.array([1.0, 1.0 + 1e-9, 1.0, 2.0]), sets).tolist() == [3, 1, 2, 0]
+
+
+def test_only_single_layers_obey_the_rule_of_the_middle():
+    assert eligible(np.arange(7)[:, None], 7).tolist() == [False] * 4 + [True] * 3
+    assert eligible(np.array([[0, 1]]), 7).tolist() == [True]
+    with pytest.raises(LayerwaveError, match="after the middle"):
+        eligible(np.array([[0], [1]]), 2)
+
+
+def test_checks():
+    assert check_layers([5, np.int64(2)], 6) == (2, 5)
+    for layers in ([1.5, 2], ["a"]):
+        with pytest.raises(LayerwaveError, match="integer"):
+            check_layers(layers, 6)
+    for size in (0, 7, -1):
+        with pytest.raises(LayerwaveError, match="number of layers, 6"):
+            check_size(size, 6)
