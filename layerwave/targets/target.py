@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DTypeName = Literal["float32", "bfloat16"]
 MINI = "mini"
+MINI_FOLDER = Path(str(resources.files("layerwave"))) / "assets" / "mini"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt")
 
@@ -42,7 +43,7 @@ class Target:
     fingerprint: str
 
 
-def load_target(name: str | Path, dtype: DTypeName = "float32") -> Target:
+def load_target(name: str | Path, dtype: str = "float32") -> Target:
     """Loads a target for evaluation.
 
     Args:
@@ -69,7 +70,7 @@ def load_target(name: str | Path, dtype: DTypeName = "float32") -> Target:
 
 def _find(name: str) -> Path:
     if name == MINI:
-        return Path(str(resources.files("layerwave") / "assets" / "mini"))
+        return MINI_FOLDER
     if Path(name).is_dir():
         return Path(name)
     if not _HUB_ID.fullmatch(name):

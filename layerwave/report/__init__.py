@@ -1,0 +1,25 @@
+"""Figures of what was measured, and the report in one HTML file."""
+
+from layerwave.report.figures import (
+    beam_tree,
+    cka_filter_heatmaps,
+    cka_heatmap,
+    pair_heatmap,
+    prompt_curves,
+    prompt_variance,
+    save_figure,
+    target_curves,
+    wave,
+)
+
+__all__ = [
+    "beam_tree",
+    "cka_filter_heatmaps",
+    "cka_heatmap",
+    "pair_heatmap",
+    "prompt_curves",
+    "prompt_variance",
+    "save_figure",
+    "target_curves",
+    "wave",
+]

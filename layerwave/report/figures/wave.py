@@ -1,0 +1,80 @@
+"""The activation wave of one target: the figure of the quickstart, and the first of a report."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from layerwave.calibration import Calibration
+from layerwave.report.figures.curves import layer_entropies
+from layerwave.report.figures.style import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILION, plain
+from layerwave.selection import Selection, find_transitions
+
+
+def wave(calibration: Calibration, selections: Sequence[Selection] = ()) -> Figure:
+    """The activation wave: `S_1` of every layer, the CKA transition to the next, and where given sets lie."""
+    figure = Figure(figsize=(6.4, 5.6), layout="constrained")
+    entropy, change = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    _draw_entropies(entropy, calibration)
+    _draw_selections(entropy, selections)
+    _draw_transitions(change, calibration)
+    change.set_xlabel("layer l (its output; 0 is the first)")
+    change.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=4))
+    boundary = entropy.secondary_xaxis("top", functions=(lambda l: l + 1, lambda b: b - 1))
+    boundary.set_xlabel("boundary b = l + 1 (0 is the embedding)")
+    boundary.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=4))
+    figure.suptitle(f"{plain(calibration.target_name)}: {calibration.num_layers} layers", fontsize="medium")
+    return figure
+
+
+def _draw_entropies(axes: Axes, calibration: Calibration) -> None:
+    layers = np.arange(calibration.num_layers)
+    if calibration.settings is None:
+        axes.plot(layers, layer_entropies(calibration.states), "o-", color=BLACK, ms=4, label="given states")
+    else:
+        sinks, rho = calibration.settings.sinks, calibration.settings.rho
+        other = "drop" if sinks == "keep" else "keep"
+        said = {"keep": "", "drop": ", sinks dropped"}
+        curves = calibration.sample_curves()
+        curves = curves[~np.isnan(curves[:, 0])]
+        low, high = np.quantile(curves, (0.25, 0.75), axis=0)
+        axes.fill_between(layers, low, high, color=SKY, alpha=0.35, lw=0, label="single conversations, quartiles")
+        lines = (
+            (calibration.states, "o-", BLACK, f"uncertain tokens (ρ = {rho:g}){said[sinks]}"),
+            (calibration.pool(sinks=other), "s--", VERMILION, f"uncertain tokens{said[other] or ', sinks kept'}"),
+            (calibration.pool(filtered=False), "^:", BLUE, f"all tokens{said[sinks]}"),
+        )
+        for states, style, colour, label in lines:
+            axes.plot(layers, layer_entropies(states), style, color=colour, ms=4, lw=1.3, label=label)
+    axes.set_ylabel("matrix entropy $S_1$ (nats)")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize="x-small", frameon=False)
+
+
+def _draw_selections(axes: Axes, selections: Sequence[Selection]) -> None:
+    """A row of marks for each set below the curves."""
+    top = axes.get_ylim()[1]
+    for row, selection in enumerate(selections, start=1):
+        height = -0.08 * row * top
+        axes.plot(selection.layers, [height] * len(selection.layers), "D", color=GREEN, ms=5, clip_on=False)
+        axes.annotate(
+            plain(selection.method), (0, height), (3, 0), xycoords=("axes fraction", "data"),
+            textcoords="offset points", fontsize="x-small", va="center",
+        )  # fmt: skip
+    if selections:
+        axes.set_ylim(-0.08 * (len(selections) + 1) * top, top)
+        axes.axhline(0, color=BLACK, lw=0.6)
+
+
+def _draw_transitions(axes: Axes, calibration: Calibration) -> None:
+    found = find_transitions(calibration)
+    axes.plot(np.arange(len(found.delta)), found.delta, "o-", color=ORANGE, ms=4, lw=1.3)
+    for step in found.peaks:
+        axes.axvline(step, color=GREEN, lw=1, ls="--")
+    axes.set_ylabel("transition $δ_l$ to layer l + 1\n(biased CKA)")
+    axes.set_ylim(bottom=0)
+    if found.peaks:
+        axes.plot([], [], color=GREEN, lw=1, ls="--", label="compartment ends")
+        axes.legend(fontsize="x-small", frameon=False)

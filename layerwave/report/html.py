@@ -1,0 +1,102 @@
+"""The report: one HTML file that opens from a disk, without a network."""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from layerwave.calibration import Calibration
+from layerwave.errors import LayerwaveError
+from layerwave.report.files import whole_file
+from layerwave.report.pictures import pictures
+from layerwave.report.tables import (
+    beam_table,
+    finding_tables,
+    ids_table,
+    join,
+    layers_table,
+    record_tables,
+    score_name,
+    selections_table,
+    shown,
+)
+from layerwave.report.verdict import examine
+from layerwave.selection import Selection, elsi
+
+TEMPLATES = resources.files("layerwave.report") / "templates"
+
+
+def report_html(calibration: Calibration, selections: Sequence[Selection] = ()) -> str:
+    """The report on a calibration: the verdict on the first selection, figures, tables, settings, fingerprints.
+
+    Args:
+        calibration: what was measured.
+        selections: choices from it, the one to judge first; without any, `elsi` chooses three layers, or as many as
+            there are.
+
+    Returns:
+        A page that refers to nothing outside itself. All text from files is escaped, and the page's own policy allows
+        no script but its own and no request.
+
+    Raises:
+        LayerwaveError: a selection is of another number of layers, or a layer's CKA is undefined.
+    """
+    for selection in selections:
+        if selection.num_layers != calibration.num_layers:
+            raise LayerwaveError(
+                f"the selection {selection.method} {join(selection.layers)} is of {selection.num_layers} layers, but "
+                f"the calibration of {calibration.num_layers}: give selections made from this calibration"
+            )
+    selections = tuple(selections) or (elsi(calibration, min(3, calibration.num_layers)),)
+    chosen = selections[0]
+    findings = examine(calibration, chosen)
+    drawn, undrawn = pictures(calibration, selections)
+    script = _read("report.js")
+    return _template().render(
+        calibration=calibration,
+        chosen=chosen,
+        score_name=score_name(chosen),
+        findings=findings,
+        ids=ids_table(chosen),
+        pictures=drawn,
+        tables=[
+            selections_table(calibration, selections),
+            beam_table(chosen),
+            layers_table(calibration, chosen, findings),
+            *finding_tables(findings),
+        ],
+        records=list(record_tables(calibration, chosen)),
+        missing=[*findings.missing, *undrawn],
+        needs=findings.sensitivity.needs if findings.sensitivity else (),
+        style=Markup(_read("report.css")),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def write_report(calibration: Calibration, path: str | Path, selections: Sequence[Selection] = ()) -> None:
+    """Writes `report_html` to a file, whole or not at all. Raises `LayerwaveError` as it does, or for the file."""
+    page = report_html(calibration, selections)
+    with whole_file(path) as partial:
+        partial.write_text(page, encoding="utf-8")
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_read),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"shown": shown, "join": join}
+    environment.tests["number"] = lambda value: isinstance(value, int | float)
+    return environment.get_template("report.html")
+
+
+def _read(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")

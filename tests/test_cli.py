@@ -1,0 +1,198 @@
+"""The commands as a user runs them: what they print, what they write, and how they refuse."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import layerwave as lw
+from layerwave.cli import main
+from layerwave.doctor import unused_accelerators
+from layerwave.progress import Progress
+
+ASSETS = Path(lw.__file__).parent / "assets"
+
+
+@pytest.fixture
+def states(tmp_path):
+    """A saved calibration of given states: seven layers of eight tokens."""
+    path = tmp_path / "states.safetensors"
+    lw.Calibration.from_states(np.random.default_rng(0).normal(size=(7, 8, 5))).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory):
+    """The quickstart in a process of its own, run from a folder that is not the checkout."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    environment = os.environ | {"PYTHONPATH": str(Path(lw.__file__).parents[1])}
+    command = [sys.executable, "-m", "layerwave.cli", "quickstart", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, check=True)
+    return done, folder / "layerwave-out"
+
+
+def refused(capsys, *args) -> str:
+    """The one line on stderr of a command that exits with code 2."""
+    with pytest.raises(SystemExit) as exit_:
+        main([str(arg) for arg in args])
+    assert exit_.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("layerwave: error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_quickstart_writes_what_the_library_reads(quickstart):
+    done, out = quickstart
+    report = json.loads(done.stdout)
+    assert {path.name for path in out.iterdir()} >= {"calibration.safetensors", "selection.json", "wave.png"}
+    assert (out / "wave.png").read_bytes().startswith(b"\x89PNG")
+    calibration = lw.Calibration.load(out / "calibration.safetensors")
+    assert calibration.num_layers >= 12
+    assert report["calibration"]["samples"] >= 64
+    selection = lw.Selection.load(out / "selection.json")
+    rows = {(row["method"], row["size"]): row for row in report["comparison"]}
+    assert tuple(rows["elsi", 3]["layers"]) == selection.layers == lw.elsi(calibration, 3).layers
+    assert tuple(rows["exhaustive", 3]["layers"]) == lw.exhaustive(calibration, 3).layers
+    assert {size for _, size in rows} == {1, 2, 3}
+    assert rows["eagle3", 3]["layers"] == list(lw.baseline("eagle3", calibration.num_layers))
+    assert all(row["gap_nats"] >= 0 and 1 <= row["rank"] <= row["of"] for row in rows.values())
+
+
+def test_quickstart_says_nothing_but_progress_on_stderr(quickstart):
+    done, _ = quickstart
+    assert all(line.startswith("calibrating mini") for line in done.stderr.splitlines()), done.stderr
+
+
+def test_calibrate_then_select(tmp_path, capsys):
+    conversations = tmp_path / "some.jsonl"
+    lines = (ASSETS / "conversations.jsonl").read_text().splitlines()[:6]
+    conversations.write_text("\n".join(lines))
+    out, chosen = tmp_path / "cal.safetensors", tmp_path / "selection.json"
+    main(["calibrate", "mini", str(conversations), "--out", str(out), "--block", "8", "--rho", "0.5", "--json"])
+    assert json.loads(capsys.readouterr().out)["samples"] == 6
+    assert lw.Calibration.load(out).settings.rho == 0.5
+    main(["select", str(out), "--method", "elsi_c", "--size", "2", "--pool", "3", "--out", str(chosen)])
+    selection = lw.Selection.load(chosen)
+    assert selection.settings["pool"] == 3
+    assert ",".join(map(str, selection.layers)) in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cal.safetensors", "selection.json", "some.jsonl"]
+
+
+def test_select_json_is_the_file(states, tmp_path, capsys):
+    main(["select", str(states), "--size", "2", "--out", str(tmp_path / "s.json"), "--json"])
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "s.json").read_text())
+
+
+def test_ids_table(capsys):
+    main(["ids", "2,18,33", "--num-layers", "36", "--json"])
+    rows = {row["consumer"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["vllm"]["ids"] == [3, 19, 34]
+    assert rows["specforge"]["ids"] == [2, 18, 33]
+    main(["ids", "2,18,33", "--num-layers", "36"])
+    assert "3,19,34" in capsys.readouterr().out
+
+
+def test_doctor(capsys):
+    main(["doctor", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["versions"]["layerwave"] == "0.1.0"
+    assert report["devices"]
+
+
+def test_doctor_is_loud_about_an_unused_accelerator():
+    found = {"NVIDIA GPU": ["/dev/nvidia0"], "TPU": []}
+    (warning,) = unused_accelerators("cpu", found)
+    assert "NVIDIA GPU present" in warning
+    assert "cuda13" in warning
+    assert unused_accelerators("gpu", found) == ()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--size", 9), "9"),
+        (("--size", 0), "0"),
+        (("--beam", 0), "beam"),
+        (("--method", "elsy"), "unknown method 'elsy'"),
+        (("--method", "eagle3", "--size", 2), "3 layers"),
+        (("--alpha", -1), "alpha"),
+        (("--criterion", "luck"), "unknown criterion 'luck'"),
+    ],
+)
+def test_select_refuses(states, capsys, args, message):
+    assert message in refused(capsys, "select", states, *args)
+
+
+def test_select_refuses_a_file_that_is_not_a_calibration(tmp_path, capsys):
+    save_file({"x": np.zeros(3, np.float32)}, tmp_path / "x.safetensors")
+    assert "format" in refused(capsys, "select", tmp_path / "x.safetensors")
+    assert "no such file" in refused(capsys, "select", tmp_path / "y.safetensors")
+
+
+def test_select_refuses_an_artifact_of_another_version(states, capsys):
+    from safetensors import safe_open
+
+    with safe_open(states, "numpy") as file:
+        metadata = file.metadata()
+    save_file(load_file(states), states, metadata | {"format_version": "99"})
+    assert "99" in refused(capsys, "select", states)
+
+
+@pytest.mark.parametrize(
+    ("content", "args", "message"),
+    [
+        ('{"messages": [\n', (), "line"),
+        ("[]", (), "no"),
+        ('{"text": "short"}\n', (), "block"),
+        ('{"text": "short"}\n', ("--rho", "1.5"), "rho"),
+        ('{"text": "short"}\n', ("--rho", "0"), "rho"),
+    ],
+)
+def test_calibrate_refuses_and_writes_nothing(tmp_path, capsys, content, args, message):
+    conversations = tmp_path / "rows.jsonl"
+    conversations.write_text(content)
+    out = tmp_path / "cal.safetensors"
+    with pytest.raises(SystemExit) as exit_:
+        main(["calibrate", "mini", str(conversations), "--out", str(out), *args])
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [conversations]
+
+
+def test_calibrate_refuses_before_the_work_an_output_it_cannot_write(tmp_path, capsys):
+    assert "folder that exists" in refused(capsys, "calibrate", "mini", "x.jsonl", "--out", tmp_path / "no" / "c")
+
+
+def test_unknown_target(tmp_path, capsys):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a"}\n')
+    assert "no_such" in refused(capsys, "calibrate", "./no_such", rows, "--out", tmp_path / "c.safetensors")
+
+
+@pytest.mark.parametrize(("layers", "message"), [("5,x", "5,x"), ("5,5", "5"), ("36", "36"), ("", "''")])
+def test_ids_refuses(capsys, layers, message):
+    assert message in refused(capsys, "ids", layers, "--num-layers", 36)
+
+
+def test_mistyped_flag(states, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["select", str(states), "--sise", "3"])
+    assert exit_.value.code == 2
+    assert "--size" in capsys.readouterr().err
+
+
+def test_progress_prints_plain_lines_without_a_terminal(capsys):
+    with Progress("working") as progress:
+        for done in range(1, 101):
+            progress(done, 100, 10 * done)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "working …"
+    assert len(lines) == 11
+    assert lines[-1].startswith("working: 100/100 samples, 1,000 tokens")
