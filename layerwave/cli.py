@@ -147,6 +147,29 @@ class Select:
 
 
 @dataclass(frozen=True)
+class Report:
+    """Write one HTML file: the verdict on a selection, every figure, tables, settings and fingerprints."""
+
+    calibration: Positional[Path]
+    """A file that `layerwave calibrate` wrote."""
+    selections: Positional[tuple[Path, ...]] = ()
+    """Files that `layerwave select` wrote, the one to judge first; without any, elsi chooses three layers."""
+    out: Path = Path("report.html")
+    """The HTML file to write."""
+    json: Json = False
+
+    def run(self) -> None:
+        from layerwave.calibration import Calibration
+        from layerwave.report import write_report
+        from layerwave.selection import Selection
+
+        _check_parent(self.out)
+        calibration = Calibration.load(self.calibration)
+        write_report(calibration, self.out, [Selection.load(path) for path in self.selections])
+        _print_json({"out": str(self.out)}) if self.json else print(f"wrote {self.out}")
+
+
+@dataclass(frozen=True)
 class Ids:
     """Print the numbers that each tool wants in its config for a set of layers."""
 
@@ -196,6 +219,7 @@ Command = (
     | Annotated[Calibrate, subcommand("calibrate")]
     | Annotated[Merge, subcommand("merge")]
     | Annotated[Select, subcommand("select")]
+    | Annotated[Report, subcommand("report")]
     | Annotated[Ids, subcommand("ids")]
     | Annotated[Doctor, subcommand("doctor")]
 )
@@ -203,13 +227,14 @@ Command = (
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of `layerwave`. Exit codes: 0, 2 for what the user can mend (one line on stderr), 130 interrupted."""
-    command = tyro.cli(
-        Command,
-        args=args,
-        prog="layerwave",
-        description="Measure which layers of a target a speculative-decoding draft should read.",
-    )
     try:
+        # Parsing builds the settings, which refuse values out of range.
+        command = tyro.cli(
+            Command,
+            args=args,
+            prog="layerwave",
+            description="Measure which layers of a target a speculative-decoding draft should read.",
+        )
         command.run()
     except LayerwaveError as error:
         print(f"layerwave: error: {error}", file=sys.stderr)
@@ -301,9 +326,12 @@ def _table(*columns: str):
 def _print_table(table) -> None:
     from rich.console import Console
 
+    terminal = Console(highlight=False)
     # Without a terminal rich assumes 80 columns and would fold; a file takes lines of any length.
-    console = Console(highlight=False)
-    console.print(table) if console.is_terminal else Console(highlight=False, width=200).print(table)
+    console = terminal if terminal.is_terminal else Console(highlight=False, width=200)
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def _print_json(value: object) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DTypeName = Literal["float32", "bfloat16"]
 MINI = "mini"
 MINI_FOLDER = Path(str(resources.files("layerwave"))) / "assets" / "mini"
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt")
 
 
@@ -76,11 +76,11 @@ def _find(name: str) -> Path:
     if not _HUB_ID.fullmatch(name):
         raise LayerwaveError(f"{name!r} is neither a directory nor a hub id such as Qwen/Qwen3-4B; check the path")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise LayerwaveError(
             f"{name!r} is not a directory here, and the hub did not give it ({type(error).__name__}); "
             "check the spelling, the network and your access"

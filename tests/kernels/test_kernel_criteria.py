@@ -1,4 +1,4 @@
-"""Spectra, coding rate, effective rank, log-determinants, relevance and redundancy, shuffled CKA against plain numpy."""
+"""Spectra, coding rate, effective rank, log-determinants, redundancy and shuffled CKA against plain numpy."""
 
 from itertools import combinations
 
@@ -79,9 +79,8 @@ def test_coding_rate_is_monotone_and_submodular(states):
 def test_effective_rank_of_known_spectra():
     # Singular values 2 and 1: p = 2/3, 1/3, and not the 4/5, 1/5 of the entropy.
     two = np.exp(np.log(3) - 2 / 3 * np.log(2))
-    np.testing.assert_allclose(
-        effective_rank(np.array([[0.0, 1.0, 4.0], [3.0, 3.0, 3.0], [0.0, 0.0, 5.0]])), [two, 3, 1]
-    )
+    spectra = np.array([[0.0, 1.0, 4.0], [3.0, 3.0, 3.0], [0.0, 0.0, 5.0]])
+    np.testing.assert_allclose(effective_rank(spectra), [two, 3, 1])
     assert np.isnan(effective_rank(np.zeros(3)))
 
 
@@ -133,6 +132,8 @@ def test_relevance_minus_redundancy(states):
         np.mean([relevance[l] for l in s]) - 0.5 * np.mean([M[a, b] for a, b in combinations(s, 2)]) for s in triples
     ]
     np.testing.assert_allclose(relevance_redundancy(M, triples, relevance, penalty=0.5), expected, rtol=1e-12)
+    with pytest.raises(LayerwaveError, match="layer 6 in the set"):
+        relevance_redundancy(M, np.array([[0, 6]]), relevance, penalty=0.5)
     np.testing.assert_array_equal(relevance_redundancy(M, np.arange(N)[:, None], relevance, penalty=3.0), relevance)
 
 

@@ -168,9 +168,11 @@ def test_faults_of_the_registry_are_named(calibration, tmp_path, monkeypatch):
         elsi(calibration, 2, criterion="deepest")
     with pytest.raises(LayerwaveError, match=r"unknown criterion 'x': choose from entropy, .*mrmr, deepest, give"):
         elsi(calibration, 2, criterion="x")
+
+
+def test_a_criterion_must_give_one_score_a_set(calibration):
+    def one_score(sets):
+        return 1.0
+
     with pytest.raises(LayerwaveError, match=r"one_score gives scores of shape \(\) for 8 sets"):
-
-        def one_score(sets):
-            return 1.0
-
         elsi(calibration, 2, criterion=one_score)

@@ -149,7 +149,7 @@ def test_untied_is_seen_from_the_tensors_where_the_config_is_silent():
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("no/such/folder", "neither a directory nor a hub id"), ("nothing", "neither a directory nor a hub id")],
+    [(name, "neither a directory nor a hub id") for name in ("no/such/folder", "./no_such", "nothing")],
 )
 def test_target_that_is_not_there(name, message):
     with pytest.raises(LayerwaveError, match=message):
