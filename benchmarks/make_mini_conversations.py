@@ -2,8 +2,8 @@
 
   python benchmarks/make_mini_conversations.py
 
-Each line of layerwave/assets/prompts.jsonl is a conversation's user turns, written for this project. Answers are sampled
-at temperature 0.7, seeded; an answer that reaches the limit is kept without its last, possibly broken, token.
+Each line of layerwave/assets/prompts.jsonl is a conversation's user turns, written for this project. Answers are
+sampled at temperature 0.7, seeded; an answer that reaches the limit is kept without its last, possibly broken, token.
 """
 
 import json

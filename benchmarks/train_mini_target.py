@@ -2,9 +2,9 @@
 
   python benchmarks/train_mini_target.py --data DIR --out DIR [--steps 3600]
 
-DIR holds gsm8k_train.jsonl, gpteacher_roleplay.json and gpteacher_codegen.json (all MIT). One conversation in fifty is held
-out, chosen by a hash of its prompt. The result is a Hugging Face directory (bf16 safetensors), rewritten every few hundred
-steps, and `training.jsonl` beside it.
+DIR holds gsm8k_train.jsonl, gpteacher_roleplay.json and gpteacher_codegen.json (all MIT). One conversation in fifty is
+held out, chosen by a hash of its prompt. The result is a Hugging Face directory (bf16 safetensors), rewritten every few
+hundred steps, and `training.jsonl` beside it.
 """
 
 import argparse
@@ -91,7 +91,8 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
     """Byte-level BPE; digits stand alone, so that numbers of every length are made of known tokens."""
     tokenizer = Tokenizer(models.BPE())
     words = Regex(
-        r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -23,8 +23,9 @@ _ROOMS = {
     "targets": "Decoder DecoderConfig Target load_target",
     "calibration": "Calibration CalibrationSettings calibrate read_conversations",
     "selection": (
-        "CRITERIA Selection SelectionSettings baseline baselines beam_overlap cka_floor decompose diagnose elsi elsi_c "
-        "exhaustive find_transitions marginal_gains random_sets rank_among_all select sensitivity sink_dominance"
+        "Selection SelectionSettings baseline baselines beam_overlap cka_floor decompose diagnose elsi elsi_c "
+        "exhaustive find_transitions marginal_gains random_sets rank_among_all select sensitivity sink_dominance "
+        "stability"
     ),
     "decoding": "GenerationSettings generate",
     "interop": "layer_ids layer_ids_table",

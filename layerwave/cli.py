@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ class Calibrate:
         from layerwave.calibration import calibrate, read_conversations
         from layerwave.targets import load_target
 
-        _check_parent(self.out)
+        _check_out(self.out, self.conversations)
         conversations = read_conversations(self.conversations)
         target = load_target(self.target, self.dtype)
         with _progress(f"calibrating {self.target}") as progress:
@@ -99,13 +100,20 @@ class Merge:
     """Two or more files that `layerwave calibrate` wrote."""
     out: Path
     """The .safetensors file to write."""
+    without_replicates: bool = False
+    """Leave out the bootstrap replicates, whose sums have to be in every part to be merged."""
     json: Json = False
 
     def run(self) -> None:
         from layerwave.calibration import Calibration
 
-        _check_parent(self.out)
-        calibration = Calibration.merge([Calibration.load(part) for part in self.parts])
+        _check_out(self.out, *self.parts)
+        if len(self.parts) < 2:
+            raise LayerwaveError(f"{len(self.parts)} calibration to merge: name at least two")
+        parts = [Calibration.load(part) for part in self.parts]
+        if self.without_replicates:
+            parts = [part.without_replicates() for part in parts]
+        calibration = Calibration.merge(parts)
         calibration.save(self.out)
         if self.json:
             _print_json({"out": str(self.out), **calibration.summary})
@@ -130,7 +138,7 @@ class Select:
         from layerwave.selection import select
 
         if self.out is not None:
-            _check_parent(self.out)
+            _check_out(self.out, self.calibration)
         selection = select(Calibration.load(self.calibration), self.settings)
         if self.out is not None:
             selection.save(self.out)
@@ -163,7 +171,7 @@ class Report:
         from layerwave.report import write_report
         from layerwave.selection import Selection
 
-        _check_parent(self.out)
+        _check_out(self.out, self.calibration, *self.selections)
         calibration = Calibration.load(self.calibration)
         write_report(calibration, self.out, [Selection.load(path) for path in self.selections])
         _print_json({"out": str(self.out)}) if self.json else print(f"wrote {self.out}")
@@ -253,10 +261,13 @@ def _parse_layers(text: str) -> list[int]:
         ) from None
 
 
-def _check_parent(path: Path) -> None:
-    """Refuses before the long work what could not be written after it."""
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise LayerwaveError(f"{path} cannot be written: name a file in a folder that exists")
+def _check_out(out: Path, *inputs: Path) -> None:
+    """Refuses before the long work what could not, or should not, be written after it."""
+    folder = out.absolute().parent
+    if out.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise LayerwaveError(f"{out} cannot be written: name a file in a folder that exists and is writable")
+    if out.exists() and any(path.exists() and path.samefile(out) for path in inputs):
+        raise LayerwaveError(f"{out} is an input as well and would be lost: give another --out")
 
 
 def _make_folder(path: Path) -> None:

@@ -170,6 +170,13 @@ def test_calibrate_refuses_before_the_work_an_output_it_cannot_write(tmp_path, c
     assert "folder that exists" in refused(capsys, "calibrate", "mini", "x.jsonl", "--out", tmp_path / "no" / "c")
 
 
+def test_an_input_is_never_overwritten(states, capsys):
+    before = states.read_bytes()
+    assert "would be lost" in refused(capsys, "select", states, "--out", states)
+    assert "would be lost" in refused(capsys, "merge", states, states, "--out", states)
+    assert states.read_bytes() == before
+
+
 def test_unknown_target(tmp_path, capsys):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"text": "a"}\n')

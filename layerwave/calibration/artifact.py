@@ -1,4 +1,4 @@
-"""The calibration artifact: block sums of every layer in four pools, kept in one safetensors file."""
+"""What a calibration leaves: block sums of every layer in four pools, and how such sums are merged."""
 
 import hashlib
 import json
@@ -6,39 +6,17 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
-from pathlib import Path
+from functools import cached_property
+from html import escape
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float32, Int64, Shaped, UInt8, UInt64
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save as to_safetensors
 
-from layerwave.calibration.replicates import SHARES, Replicates, sample_weights
-from layerwave.calibration.settings import CalibrationSettings
+from layerwave.calibration.replicates import Replicates, sample_weights
+from layerwave.calibration.settings import POOLS, CalibrationSettings
+from layerwave.calibration.storage import ARRAYS, REPLICATE_ARRAYS, read, write
 from layerwave.errors import LayerwaveError
-
-FORMAT = "layerwave.calibration"
-FORMAT_VERSION = 2
-
-POOLS = (("filtered", "keep"), ("filtered", "drop"), ("unfiltered", "keep"), ("unfiltered", "drop"))
-"""Order of the pool axis P: all tokens or those the entropy filter left, with attention sinks or without."""
-
-_ARRAYS = {
-    "sums": (np.float32, "PNBD"),
-    "counts": (np.int64, "P"),
-    "curves": (np.float32, "PSN"),
-    "kept": (np.int64, "PS"),
-    "lengths": (np.int64, "S"),
-    "sinks": (np.int64, "S"),
-    "fingerprints": (np.uint64, "S"),
-}
-_REPLICATES = {
-    "replicate_grams": (np.float64, "CNBB"),
-    "replicate_centred": (np.float64, "CNBB"),
-    "replicate_sums": (np.float32, "CNBD"),
-}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -98,6 +76,10 @@ class Calibration:
                 "calibrate with longer conversations, a smaller block or a larger rho"
             )
         return self.sums[index] / np.float32(self.counts[index])
+
+    def blocks(self, *, filtered: bool = True, sinks: Literal["keep", "drop"] | None = None) -> int:
+        """Blocks that fell into one pool; without any, `pool` refuses."""
+        return int(self.counts[self._index(filtered, sinks)])
 
     def sample_curves(
         self, *, filtered: bool = True, sinks: Literal["keep", "drop"] | None = None
@@ -166,6 +148,11 @@ class Calibration:
         """SHA-256 over the samples' fingerprints: equal for the same set of samples in any order."""
         return hashlib.sha256(np.sort(self.fingerprints).astype("<u8").tobytes()).hexdigest()
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names `states`: the first 16 hexadecimal digits of their SHA-256. A selection records it."""
+        return hashlib.sha256(np.ascontiguousarray(self.states).tobytes()).hexdigest()[:16]
+
     def __repr__(self) -> str:
         pools, layers, block, features = self.sums.shape
         origin = f"{len(self.lengths)} samples, rho={self.settings.rho:g}" if self.settings else "given"
@@ -173,6 +160,11 @@ class Calibration:
             f"Calibration({self.target_name}: {layers} layers x {features} features, block {block}, "
             f"{pools} pool{'s' if pools > 1 else ''}, {origin})"
         )
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what `repr` says, and the tallies as a table."""
+        rows = "".join(f"<tr><td>{escape(what)}</td><td>{count:,}</td></tr>" for what, count in self.summary.items())
+        return f"<table><caption>{escape(repr(self))}</caption>{rows}</table>"
 
     @classmethod
     def from_states(cls, states: Shaped[Any, "..."], *, name: str = "given states") -> "Calibration":
@@ -254,34 +246,20 @@ class Calibration:
         Raises:
             LayerwaveError: the folder is missing or cannot be written.
         """
-        path = Path(path)
-        metadata = {
-            "format": FORMAT,
-            "format_version": str(FORMAT_VERSION),
-            "layerwave_version": version("layerwave"),
-            "settings": json.dumps(asdict(self.settings) if self.settings else None),
-            "pools": json.dumps(["/".join(pool) for pool in POOLS] if self.settings else ["given"]),
-            "target_name": self.target_name,
-            "target_fingerprint": self.target_fingerprint,
-            "target_dtype": self.target_dtype,
-            "num_layers": str(self.num_layers),
-            "data_fingerprint": self.data_fingerprint,
-            "tallies": json.dumps(self.tallies),
-        }
-        arrays = {name: getattr(self, name) for name in _ARRAYS}
-        if self.replicates is not None:
-            arrays |= {name: getattr(self.replicates, name.removeprefix("replicate_")) for name in _REPLICATES}
-        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None}
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            temporary.write_bytes(to_safetensors(arrays, metadata))
-            os.replace(temporary, path)
-        except OSError as error:
-            raise LayerwaveError(
-                f"cannot write {path} ({error.strerror}): name a file in a folder that exists and is writable"
-            ) from error
-        finally:
-            temporary.unlink(missing_ok=True)
+        write(
+            path,
+            settings=self.settings,
+            header={
+                "target_name": self.target_name,
+                "target_fingerprint": self.target_fingerprint,
+                "target_dtype": self.target_dtype,
+                "num_layers": str(self.num_layers),
+                "data_fingerprint": self.data_fingerprint,
+                "tallies": json.dumps(self.tallies),
+            },
+            arrays={name: getattr(self, name) for name in ARRAYS}
+            | {name: getattr(self.replicates, name.removeprefix("replicate_"), None) for name in REPLICATE_ARRAYS},
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Calibration":
@@ -291,37 +269,17 @@ class Calibration:
             LayerwaveError: no such file, not a safetensors file, not a calibration, another format version,
                 or arrays that are missing or do not fit together.
         """
-        remedy = "make it again with `layerwave calibrate`"
-        try:
-            with safe_open(path, framework="numpy") as file:
-                header = file.metadata() or {}
-                arrays = {name: file.get_tensor(name) for name in file.keys() if name in _ARRAYS | _REPLICATES}
-        except (OSError, SafetensorError) as error:
-            missing = isinstance(error, FileNotFoundError)
-            reason = "no such file" if missing else f"not a whole safetensors file: {error}"
-            raise LayerwaveError(f"cannot read {path} ({reason}): name a saved calibration") from error
-        if header.get("format") != FORMAT:
-            raise LayerwaveError(
-                f"{path} is a safetensors file of format {header.get('format')!r}, but must be {FORMAT!r}: "
-                "name a file that `layerwave calibrate` wrote"
-            )
-        if header.get("format_version") != str(FORMAT_VERSION):
-            raise LayerwaveError(
-                f"{path} has format version {header.get('format_version')} (layerwave "
-                f"{header.get('layerwave_version')}), but must have {FORMAT_VERSION}: {remedy}"
-            )
-        try:
-            settings = json.loads(header["settings"])
-            settings = None if settings is None else CalibrationSettings(**settings)
-            tallies = json.loads(header["tallies"])
-            target = {name: header[name] for name in ("target_name", "target_fingerprint", "target_dtype")}
-        except (KeyError, ValueError, TypeError, LayerwaveError) as error:
-            raise LayerwaveError(f"{path} has a header that cannot be read ({error}): {remedy}") from error
-        if fault := _fault(arrays, settings):
-            raise LayerwaveError(f"{path} is damaged ({fault}): {remedy}")
-        grams, centred, sums = (arrays.pop(name, None) for name in _REPLICATES)
-        replicates = None if grams is None else Replicates(grams, centred, sums)
-        return cls(**arrays, **target, settings=settings, tallies=tallies, replicates=replicates)
+        settings, header, arrays = read(path)
+        grams, centred, sums = (arrays.pop(name, None) for name in REPLICATE_ARRAYS)
+        return cls(
+            **arrays,
+            settings=settings,
+            target_name=header["target_name"],
+            target_fingerprint=header["target_fingerprint"],
+            target_dtype=header["target_dtype"],
+            tallies=json.loads(header["tallies"]),
+            replicates=None if grams is None else Replicates(grams, centred, sums),
+        )
 
 
 def check_layers(largest: Float32[np.ndarray, " N"]) -> None:
@@ -361,26 +319,6 @@ def _merged_replicates(parts: Sequence[Calibration]) -> Replicates | None:
             raise LayerwaveError(
                 f"calibration {number} (counted from 0) holds {held}, but Grams of parts do not add up to those of the "
                 f"whole: calibrate all parts with replicate_megabytes of at least {math.ceil(size)}, or merge them "
-                "without replicates (Calibration.without_replicates)"
+                "without replicates (`layerwave merge --without-replicates`)"
             )
     return Replicates.merge(replicates, parts[0].settings.replicate_megabytes)
-
-
-def _fault(arrays: dict[str, np.ndarray], settings: CalibrationSettings | None) -> str | None:
-    """Say what is missing or does not fit together in arrays that came from a file."""
-    sizes = {"P": 1} if settings is None else {"P": len(POOLS), "B": settings.block}
-    expected = dict(_ARRAYS)
-    if arrays.keys() & _REPLICATES.keys():
-        sizes["C"] = len(SHARES) + (settings.replicates if settings else 0)
-        optional = "replicate_sums" not in arrays
-        expected |= {name: kind for name, kind in _REPLICATES.items() if not (optional and name == "replicate_sums")}
-    if missing := [name for name in expected if name not in arrays]:
-        return f"it lacks {', '.join(missing)}"
-    for name, (dtype, axes) in expected.items():
-        array = arrays[name]
-        if array.dtype != dtype or array.ndim != len(axes):
-            return f"{name} is {array.dtype} with {array.ndim} axes, expected {np.dtype(dtype)} {axes}"
-        for axis, size in zip(axes, array.shape, strict=True):
-            if sizes.setdefault(axis, size) != size:
-                return f"{name} has shape {array.shape}, expected {sizes[axis]} on axis {axis} of {axes}"
-    return None

@@ -12,7 +12,7 @@ from layerwave.errors import LayerwaveError
 ROLES = {
     "user": ("user", "human", "prompter"),
     "assistant": ("assistant", "gpt", "chatgpt", "bing", "bard", "claude", "model", "bot", "function_call"),
-    "system": ("system",),
+    "system": ("system", "developer"),
     "tool": ("tool", "function", "function_response", "observation"),
 }
 """Names that files use for the four roles of chat templates."""
@@ -58,12 +58,13 @@ def read_conversations(
     """Reads a file, or a list of its rows, into one form.
 
     A row is `{"conversations": [...]}` or `{"messages": [...]}`, whose turns have `from`/`value` or
-    `role`/`content`, or `{"text": "..."}`. A file holds one JSON array of rows or one row a line; its content
-    decides, not the suffix. Rows without a word in them are left out and counted in `unusable`.
+    `role`/`content`, or `{"text": "..."}`. A file holds one JSON array of rows, one row a line, or a single row
+    over several lines; its content decides, not the suffix. Lines end with LF, CR LF or CR. Rows without a word
+    in them are left out and counted in `unusable`.
 
     Raises:
-        LayerwaveError: a file that cannot be read, is empty, not UTF-8 or not JSON (line number), a row of
-            unknown form, role or key (line or row number), or no usable conversation at all.
+        LayerwaveError: a file that cannot be read, is empty, not UTF-8 or not JSON (line number), or nested too
+            deeply, a row of unknown form, role or key (line or row number), or no usable conversation at all.
     """
     if isinstance(source, Conversations):
         return source
@@ -82,7 +83,7 @@ def read_conversations(
 
 def _rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
     try:
-        content = path.read_bytes()
+        content = path.read_bytes().replace(b"\r\n", b"\n").replace(b"\r", b"\n")  # no JSON string holds a raw CR
     except OSError as error:
         raise LayerwaveError(f"cannot read {path} ({error.strerror}): name a JSON or JSON lines file") from error
     try:
@@ -98,15 +99,25 @@ def _rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
         for number, row in enumerate(_parse(text, path, 1), 1):
             yield f"{path}, row {number}", row
         return
+    # Not splitlines: a string may hold U+2028.
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not _is_json(lines[0][1]):  # one object over several lines, or a fault, which the whole text places best
+        yield f"{path}, line {lines[0][0]}", _parse(text, path, 1)
+        return
+    for number, line in lines:
+        yield f"{path}, line {number}", _parse(line, path, number)
+
+
+def _is_json(text: str) -> bool:
     try:
-        yield f"{path}, line 1", json.loads(text)  # one object, on one line or over several
-    except json.JSONDecodeError:
-        for number, line in enumerate(text.split("\n"), 1):  # not splitlines: a string may hold U+2028
-            if line.strip():
-                yield f"{path}, line {number}", _parse(line, path, number)
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _parse(text: str, path: Path, first_line: int) -> Any:
+    """The JSON value that `text`, which starts on `first_line` of the file, holds."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -114,6 +125,9 @@ def _parse(text: str, path: Path, first_line: int) -> Any:
             f"{path}, line {first_line + error.lineno - 1}: malformed JSON ({error.msg} at column "
             f"{error.colno}): give one JSON array of rows, or one JSON object a line"
         ) from error
+    except (RecursionError, ValueError) as error:  # Python's own limits; they come without a place
+        fault = "nested too deeply" if isinstance(error, RecursionError) else "a number with too many digits"
+        raise LayerwaveError(f"{path}, from line {first_line} on: {fault}: remove what is no conversation") from error
 
 
 def _conversation(row: Any, where: str) -> Conversation | None:

@@ -5,6 +5,9 @@ from typing import Literal
 
 from layerwave.errors import LayerwaveError
 
+POOLS = (("filtered", "keep"), ("filtered", "drop"), ("unfiltered", "keep"), ("unfiltered", "drop"))
+"""Order of the pool axis P: all tokens or those the entropy filter left, with attention sinks or without."""
+
 
 @dataclass(frozen=True)
 class CalibrationSettings:

@@ -87,7 +87,7 @@ def calibrate(
     if settings.max_length > target.config.max_positions:
         logger.info("max_length %d lowered to the target's positions", settings.max_length)
         settings = replace(settings, max_length=target.config.max_positions)
-    samples = draw_samples(target.tokenizer, read_conversations(conversations), settings)
+    samples = draw_samples(target.tokenizer, target.config.vocab_size, read_conversations(conversations), settings)
     plan = list(batches(samples.ids, settings.max_length, batch_tokens))
     shapes = sorted({batch.tokens.shape for batch in plan})
     logger.info("%d samples in %d batches of shapes %s", len(samples.ids), len(plan), shapes)

@@ -1,6 +1,7 @@
 """Conversations to batches of token ids: chat template, one BOS, seeded choice of samples, length buckets."""
 
 import hashlib
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -9,13 +10,21 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Int32, UInt64
-from jinja2.exceptions import TemplateError
 
 from layerwave.calibration.conversations import Conversation, Conversations
 from layerwave.calibration.settings import CalibrationSettings
 from layerwave.errors import LayerwaveError
 
+logger = logging.getLogger(__name__)
+
 SMALLEST_BUCKET = 64
+TEMPLATE_DATE = "26 Jul 2024"
+"""What chat templates get as `date_string`, the default that Llama-3.x templates name. Left to themselves, some of
+them write today's date into the system turn: tokens, fingerprints and results would change from day to day."""
+
+
+class TemplateRefusalError(Exception):
+    """The chat template does not render one conversation, for the reason in the message."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,7 @@ def encode(tokenizer: Any, conversation: Conversation) -> list[int]:
 
     Raises:
         LayerwaveError: the tokenizer has no chat template and the conversation is not a plain text.
-        jinja2.TemplateError: the template refuses this conversation (for example two user turns in a row).
+        TemplateRefusalError: the template refuses this conversation (for example two user turns in a row).
     """
     text = conversation.text
     if conversation.turns:
@@ -62,7 +71,10 @@ def encode(tokenizer: Any, conversation: Conversation) -> list[int]:
                 'chat_template.jinja beside the tokenizer, or give plain {"text": "..."} rows'
             )
         messages = [{"role": turn.role, "content": turn.content} for turn in conversation.turns]
-        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, date_string=TEMPLATE_DATE)
+        except Exception as error:  # a template is a program: it may raise anything
+            raise TemplateRefusalError(" ".join(f"{type(error).__name__}: {error}".split())) from error
     ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     bos = tokenizer.bos_token_id
     if bos is None:
@@ -76,6 +88,12 @@ def adds_bos(tokenizer: Any) -> bool:
     return tokenizer("a").input_ids[0] == tokenizer.bos_token_id
 
 
+def writes_today(tokenizer: Any) -> bool:
+    """Whether the chat template writes the date of the day and leaves no way to give another."""
+    template = str(tokenizer.chat_template)
+    return "strftime_now" in template and "date_string" not in template
+
+
 def fingerprint(ids: Int32[np.ndarray, " T"], repetition: int = 0) -> np.uint64:
     """First eight bytes of the SHA-256 of the token ids (int32, little-endian).
 
@@ -87,28 +105,42 @@ def fingerprint(ids: Int32[np.ndarray, " T"], repetition: int = 0) -> np.uint64:
     return np.frombuffer(hashlib.sha256(content).digest()[:8], "<u8")[0].astype(np.uint64)
 
 
-def draw_samples(tokenizer: Any, conversations: Conversations, settings: CalibrationSettings) -> Samples:
+def draw_samples(
+    tokenizer: Any, vocab_size: int, conversations: Conversations, settings: CalibrationSettings
+) -> Samples:
     """Tokenises the first `settings.samples` conversations of a permutation from `settings.seed`.
 
     Samples of fewer tokens than a block are left out, longer ones than `max_length` are cut; both are
-    counted. So are conversations that the chat template refuses.
+    counted. So are conversations that the chat template refuses. `vocab_size` is the number of tokens that the
+    model has embeddings for; a tokenizer may own more as long as no sample holds them.
 
     Raises:
-        LayerwaveError: no chat template, a template that refuses every conversation, or every sample shorter
-            than a block.
+        LayerwaveError: no chat template, a template that refuses every conversation, a token outside the model's
+            vocabulary, or every sample shorter than a block.
     """
     order = np.random.default_rng(settings.seed).permutation(len(conversations))[: settings.samples]
+    if writes_today(tokenizer) and any(conversations[row].turns for row in order):
+        logger.warning(
+            "the chat template writes today's date: tokens and fingerprints change from day to day; "
+            "write a fixed date into the template"
+        )
     ids, lengths, refused, truncated = [], [], [], 0
     for row in order:
         try:
             encoded = encode(tokenizer, conversations[row])
-        except TemplateError as error:
+        except TemplateRefusalError as error:
             refused.append(f"{conversations[row].where} ({error})")
             continue
         lengths.append(len(encoded))
         truncated += len(encoded) > settings.max_length
         if len(encoded) >= settings.block:
             ids.append(np.array(encoded[: settings.max_length], np.int32))
+            if (highest := int(ids[-1].max())) >= vocab_size:
+                raise LayerwaveError(
+                    f"{conversations[row].where}: token {highest} ({tokenizer.convert_ids_to_tokens(highest)!r}) is "
+                    f"outside the model's vocabulary of {vocab_size}: use the tokenizer that belongs to the model, or "
+                    "remove the token from conversations and chat template"
+                )
     if not lengths:
         raise LayerwaveError(
             f"the chat template refuses every conversation, first {refused[0]}: "
@@ -144,9 +176,16 @@ def bucket(length: int, max_length: int) -> int:
 def batches(ids: Sequence[np.ndarray], max_length: int, batch_tokens: int) -> Iterator[Batch]:
     """Right-padded batches of about `batch_tokens` tokens, one shape a length bucket, the longest first.
 
+    A sample longer than `batch_tokens` is a batch of its own.
+
     There are at most `1 + log2(max_length / 64)` shapes, rounded up. Rows of a bucket are spread evenly over
     its batches, so that few rows are padding.
+
+    Raises:
+        LayerwaveError: `batch_tokens` below 1.
     """
+    if batch_tokens < 1:
+        raise LayerwaveError(f"batch_tokens is {batch_tokens}, but must be >= 1: pass another batch_tokens")
     members: dict[int, list[int]] = {}
     for index, sample in enumerate(ids):
         members.setdefault(bucket(len(sample), max_length), []).append(index)

@@ -47,7 +47,10 @@ class _Progress(NamedTuple):
 
 
 def generate(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], settings: GenerationSettings, key: Key[Array, ""]
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int] | Int[np.ndarray, " _"]] | Int[np.ndarray, "b T"],
+    settings: GenerationSettings,
+    key: Key[Array, ""],
 ) -> list[list[int]]:
     """Continues each prompt; a prompt's continuation does not depend on the others in the batch when greedy.
 
@@ -55,10 +58,17 @@ def generate(
       The new token ids of each prompt, the end token included where it was reached.
 
     Raises:
-      LayerwaveError: no prompt, an empty one, or one that leaves no room for `max_new_tokens` in the target's context.
+      LayerwaveError: no prompt, an empty one, one with a token outside the target's vocabulary, or one that leaves no
+        room for `max_new_tokens` in the target's context.
     """
-    if not prompts or not all(prompts):
+    if len(prompts) == 0 or not all(map(len, prompts)):
         raise LayerwaveError(f"got {len(prompts)} prompts of lengths {[len(p) for p in prompts]}; each needs a token")
+    size = decoder.config.vocab_size
+    outside = next((token for prompt in prompts for token in prompt if not 0 <= token < size), None)
+    if outside is not None:
+        raise LayerwaveError(
+            f"a prompt has the token {outside}, expected 0 to {size - 1}; encode it with the target's own tokenizer"
+        )
     longest, room = max(map(len, prompts)), decoder.config.max_positions - settings.max_new_tokens
     if longest > room:
         raise LayerwaveError(

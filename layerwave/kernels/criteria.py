@@ -122,6 +122,7 @@ def relevance_redundancy(
     Source: Peng, Long and Ding, "Feature selection based on mutual information: criteria of max-dependency,
     max-relevance, and min-redundancy", TPAMI 2005: the difference form, there with mutual information and with `i = j`.
     """
+    check_sets(sets, len(similarity))
     pairs = _submatrices(widen(similarity), jnp.asarray(sets))
     return _relevance_redundancy(pairs, jnp.asarray(relevance)[jnp.asarray(sets)], penalty)
 

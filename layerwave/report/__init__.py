@@ -11,6 +11,7 @@ from layerwave.report.figures import (
     target_curves,
     wave,
 )
+from layerwave.report.html import report_html, write_report
 
 __all__ = [
     "beam_tree",
@@ -19,7 +20,9 @@ __all__ = [
     "pair_heatmap",
     "prompt_curves",
     "prompt_variance",
+    "report_html",
     "save_figure",
     "target_curves",
     "wave",
+    "write_report",
 ]

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from layerwave.calibration import Calibration
 from layerwave.errors import LayerwaveError
-from layerwave.report.files import whole_file
+from layerwave.files import whole_file
 from layerwave.report.pictures import pictures
 from layerwave.report.tables import (
     beam_table,
@@ -43,17 +43,18 @@ def report_html(calibration: Calibration, selections: Sequence[Selection] = ()) 
         no script but its own and no request.
 
     Raises:
-        LayerwaveError: a selection is of another number of layers, or a layer's CKA is undefined.
+        LayerwaveError: a selection was made from another calibration, or a layer's CKA is undefined.
     """
     for selection in selections:
-        if selection.num_layers != calibration.num_layers:
+        if selection.calibration != calibration.fingerprint:
             raise LayerwaveError(
-                f"the selection {selection.method} {join(selection.layers)} is of {selection.num_layers} layers, but "
-                f"the calibration of {calibration.num_layers}: give selections made from this calibration"
+                f"the selection {selection.method} {join(selection.layers)} was chosen from the states "
+                f"{selection.calibration}, but the calibration holds {calibration.fingerprint}: give selections made "
+                "from this calibration"
             )
     selections = tuple(selections) or (elsi(calibration, min(3, calibration.num_layers)),)
     chosen = selections[0]
-    findings = examine(calibration, chosen)
+    findings = examine(calibration, chosen, selections[1:])
     drawn, undrawn = pictures(calibration, selections)
     script = _read("report.js")
     return _template().render(

@@ -85,7 +85,8 @@ def _cka_caption(calibration: Calibration) -> str:
     where = f"after layers {', '.join(map(str, found.peaks))}" if found.peaks else "nowhere clearly"
     return (
         f"How alike the layers are. Dashed lines are compartment boundaries, peaks of the transition: {where} "
-        "(paper, Figure 5). With 32 tokens the biased estimator is high even for unrelated layers."
+        f"(paper, Figure 5). With {calibration.sums.shape[2]} tokens the biased estimator is high even for unrelated "
+        "layers."
     )
 
 

@@ -36,7 +36,7 @@ def ids_table(selection: Selection) -> Table:
         "Layer ids for each tool",
         ("tool", "ids to paste", "an id names", "note"),
         tuple(
-            (row.title, None if row.ids is None else str(list(row.ids)), names[row.reads], row.refusal or row.note)
+            (row.title, "refused" if row.ids is None else str(list(row.ids)), names[row.reads], row.refusal or row.note)
             for row in rows
         ),
     )
@@ -94,8 +94,15 @@ def finding_tables(findings: Findings) -> Iterable[Table]:
     if (found := findings.stability) is not None:
         yield Table(
             f"Sets over {found.replicates} bootstrap replicates",
-            ("layers", "share of replicates", "S_1 (nats)", "2.5 % quantile", "97.5 % quantile"),
-            tuple((join(s.layers), s.frequency, s.score, s.low, s.high) for s in found.sets),
+            (
+                "layers",
+                "share of replicates",
+                "score (nats)",
+                "2.5 % quantile",
+                "97.5 % quantile",
+                "shift of replicates",
+            ),
+            tuple((join(s.layers), s.frequency, s.score, s.low, s.high, s.shift) for s in found.sets),
             (0,),
         )
         yield Table(
@@ -165,7 +172,8 @@ def _short(setting: float | None) -> str | None:
 
 def score_name(selection: Selection) -> str:
     """The criterion with its unit."""
-    return "S_α (nats)" if selection.criterion == "entropy" else selection.criterion
+    alpha = str(selection.settings.get("alpha", 1)).removesuffix(".0")
+    return f"S_{alpha} (nats)" if selection.criterion == "entropy" else selection.criterion
 
 
 def shown(value: Value) -> str:

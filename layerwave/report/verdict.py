@@ -1,6 +1,6 @@
 """What the report says first: the set, whether to trust it, and the numbers to paste."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import comb
 from typing import TypeAlias, TypeVar
@@ -13,10 +13,8 @@ from layerwave.selection import (
     Decomposition,
     MarginalGains,
     Selection,
-    SelectionSettings,
     SensitivityTable,
     SinkDominance,
-    Stability,
     beam_overlap,
     cka_floor,
     decompose,
@@ -24,8 +22,8 @@ from layerwave.selection import (
     sensitivity,
     settings_of,
     sink_dominance,
-    stability,
 )
+from layerwave.selection.stability import Stability, stability
 
 MOST_SETS = 100_000
 """Sets that a report ranks at most (about 10 s on a CPU)."""
@@ -87,8 +85,11 @@ def _warns(part: Reading) -> bool:
     return False
 
 
-def examine(calibration: Calibration, selection: Selection) -> Findings:
-    """Runs every diagnostic; one that does not fit the data is left out and says why."""
+def examine(calibration: Calibration, selection: Selection, others: Sequence[Selection] = ()) -> Findings:
+    """Runs every diagnostic; one that does not fit the data is left out and says why.
+
+    `others` are selections whose sets are wanted in the bootstrap table too.
+    """
     findings = Findings()
 
     def attempt(name: str, compute: Callable[[], Part]) -> Part | None:
@@ -104,23 +105,22 @@ def examine(calibration: Calibration, selection: Selection) -> Findings:
             raise LayerwaveError(f"{sets:,} sets of this size are too many to rank for a report: use rank_among_all")
         return beam_overlap(calibration, selection)
 
-    findings.stability = attempt("Stability", lambda: stability(calibration, _settings(selection)))
+    def resampled() -> Stability:
+        s = settings_of(selection)
+        if s.criterion != "entropy":
+            raise LayerwaveError(f"replicates are scored by entropy alone, not by {s.criterion}")
+        options = {name: getattr(s, name) for name in ("expand", "pool", "alpha", "weighting", "estimator")}
+        sets = [other.layers for other in others]
+        return stability(calibration, s.size, s.method, s.beam, **options, sets=sets)
+
+    findings.stability = attempt("Stability", resampled)
     findings.overlap = attempt("Fixed rules", overlap)
     findings.decomposition = attempt(
         "Informativeness and diversity",
-        lambda: decompose(calibration, selection.layers, weighting=_settings(selection).weighting),
+        lambda: decompose(calibration, selection.layers, weighting=settings_of(selection).weighting),
     )
     findings.gains = attempt("Gain of each layer", lambda: marginal_gains(calibration, selection))
-    findings.sinks = attempt("Sinks and norms", lambda: sink_dominance(calibration, _settings(selection)))
-    findings.sensitivity = attempt("Sensitivity", lambda: sensitivity([calibration], _settings(selection)))
+    findings.sinks = attempt("Sinks and norms", lambda: sink_dominance(calibration, settings_of(selection)))
+    findings.sensitivity = attempt("Sensitivity", lambda: sensitivity([calibration], settings_of(selection)))
     findings.cka = attempt("CKA", lambda: cka_floor(calibration))
     return findings
-
-
-def _settings(selection: Selection) -> SelectionSettings:
-    try:
-        return settings_of(selection)
-    except TypeError:
-        raise LayerwaveError(
-            f"the settings {dict(selection.settings)} are not those of a method of this layerwave: select again"
-        ) from None

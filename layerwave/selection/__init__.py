@@ -25,6 +25,7 @@ from layerwave.selection.scores import make_criterion
 from layerwave.selection.sensitivity import SensitivityRow, SensitivityTable, sensitivity
 from layerwave.selection.sets import check_layers
 from layerwave.selection.sinks import DominantPosition, SinkDominance, sink_dominance
+from layerwave.selection.stability import ConvergencePoint, SetStability, Stability, stability
 from layerwave.selection.transitions import Transitions, find_transitions
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "CkaFloor",
     "ComparedSelection",
     "Comparison",
+    "ConvergencePoint",
     "Criterion",
     "Decomposition",
     "Diagnostics",
@@ -48,7 +50,9 @@ __all__ = [
     "SensitivityRow",
     "SensitivityTable",
     "SetRank",
+    "SetStability",
     "SinkDominance",
+    "Stability",
     "Transitions",
     "baseline",
     "baselines",
@@ -77,4 +81,5 @@ __all__ = [
     "sensitivity",
     "settings_of",
     "sink_dominance",
+    "stability",
 ]

@@ -5,6 +5,7 @@ replicates of one calibration: all extensions of all beams of a depth are scored
 conditional CKA matrices of a depth in another. Sets of all problems stand in one list, each with its problem's number.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -19,6 +20,11 @@ from layerwave.selection.criteria import Criterion, layer_states
 from layerwave.selection.result import Selection, as_beam
 from layerwave.selection.scores import make_criterion
 from layerwave.selection.sets import check_count, check_size, eligible, place_in_group, ranking
+
+logger = logging.getLogger(__name__)
+
+# Transitions below this are rounding: float64 leaves errors of about 1e-15 in each of the N entries of a row of M.
+_NO_TRANSITION = 1e-13
 
 # Scores of sets, each in its problem, greater is better: problems (M,), sets (M, d) -> scores (M,).
 Score: TypeAlias = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -106,6 +112,7 @@ def greatest_transitions(tables: Float[np.ndarray, "R N N"], pool: int) -> Propo
 
     def propose(problems: Integer[np.ndarray, "M"], sets: Integer[np.ndarray, "M d"]) -> Bool[np.ndarray, "M N"]:
         delta = np.pad(transitions(conditional_cka_from_table(tables, sets, problems)), ((0, 0), (1, 0)))
+        delta = _relative(delta, sets)
         np.put_along_axis(delta, sets, -1.0, axis=1)  # a layer of the set itself ranks below every other
         row, layer = np.indices(delta.shape).reshape(2, -1)
         order = ranking(delta.reshape(-1), layer[:, None], row)
@@ -115,6 +122,24 @@ def greatest_transitions(tables: Float[np.ndarray, "R N N"], pool: int) -> Propo
         return mask & (delta >= 0)
 
     return propose
+
+
+def _relative(delta: Float[np.ndarray, "M N"], sets: Integer[np.ndarray, "M d"]) -> Float[np.ndarray, "M N"]:
+    """Transitions as fractions of each set's greatest one, so that ties mean the same at every size of them.
+
+    When a member of `L` outweighs all other layers, `M_L` is 1 to the last digits of float64, and what is left of `δ_L`
+    is rounding: then all are tied at 0, and a warning is logged.
+    """
+    greatest = delta.max(axis=1, keepdims=True)
+    lost = greatest[:, 0] < _NO_TRANSITION
+    if lost.any():
+        logger.warning(
+            "no conditional transition is left given layers %s (greatest: %.0e): ELSI-C takes the first layers there; "
+            "weighting 'trace' makes layers weigh the same",
+            sets[np.argmax(lost)].tolist(),
+            greatest[np.argmax(lost), 0],
+        )
+    return np.where(lost[:, None], 0.0, delta / np.maximum(greatest, _NO_TRANSITION))
 
 
 def elsi(
@@ -210,6 +235,7 @@ def _search(calibration, method, propose, scoring, size, beam, expand, settings,
         layers=tuple(choice.sets[0].tolist()),
         score=sign * float(choice.scores[0]),
         num_layers=num_layers,
+        calibration=calibration.fingerprint,
         criterion=name,
         settings={"size": size, "beam": beam, **settings, "alpha": alpha, "weighting": weighting},
         beams=tuple(as_beam(level.sets, sign * level.scores) for level in levels),

@@ -200,7 +200,8 @@ def criterion_factory(name: str) -> Callable[[Calibration, float, str], Criterio
     if name not in installed.names:
         known = ", ".join([*CRITERIA, *sorted(installed.names)])
         raise LayerwaveError(
-            f"unknown criterion {name!r}: choose from {known}, give a function, or add one to layerwave.CRITERIA"
+            f"unknown criterion {name!r}: choose from {known}, give a function, or add a factory to "
+            "layerwave.selection.CRITERIA"
         )
     try:
         return installed[name].load()

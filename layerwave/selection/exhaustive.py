@@ -56,6 +56,7 @@ def exhaustive(
         layers=tuple(layers.tolist()),
         score=float(value),
         num_layers=num_layers,
+        calibration=calibration.fingerprint,
         criterion=name,
         settings={"size": size, "beam": beam, "alpha": alpha, "weighting": weighting},
         beams=(as_beam(kept_sets, kept_scores),),

@@ -38,11 +38,11 @@ class MarginalGains:
     def reading(self) -> str:
         """One sentence."""
         least = min(self.without, key=lambda gain: gain.gain)
-        verb = "costs" if least.gain < 0 else "adds"
-        order = f"; the beam added them in the order {[step.layer for step in self.path]}" if self.path else ""
+        change = "rises" if least.gain < 0 else "falls"
+        order = f"; the beam added the layers in the order {[step.layer for step in self.path]}" if self.path else ""
         return (
-            f"Layer {least.layer} matters least: it {verb} {abs(least.gain):.3f} of the {self.criterion} "
-            f"{self.score:.3f} of {list(self.layers)}{order}."
+            f"Layer {least.layer} matters least: without it the {self.criterion} of {list(self.layers)} {change} by "
+            f"{abs(least.gain):.3f} from {self.score:.3f}{order}."
         )
 
 

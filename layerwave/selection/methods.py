@@ -1,6 +1,6 @@
 """All methods under one name each: what `layerwave select` runs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
@@ -65,7 +65,15 @@ def select(calibration: Calibration, settings: SelectionSettings = SelectionSett
 
 
 def settings_of(selection: Selection) -> SelectionSettings:
-    """The settings that gave a selection, to run its method again."""
+    """The settings that gave a selection, to run its method again.
+
+    Raises `LayerwaveError` for options that no method has, or that are text: a file may hold anything.
+    """
+    options = {field.name for field in fields(SelectionSettings)} - {"method", "criterion"}
+    texts = {"weighting", "estimator"}
+    for name, value in selection.settings.items():
+        if name not in options or isinstance(value, str) != (name in texts):
+            raise LayerwaveError(f"the selection's option {name} = {value!r} is not one of a method: select again")
     return SelectionSettings(selection.method, criterion=selection.criterion, **selection.settings)
 
 
@@ -82,6 +90,7 @@ def fixed_rule(
         layers=layers,
         score=beam[0][1],
         num_layers=calibration.num_layers,
+        calibration=calibration.fingerprint,
         criterion=criterion_name,
         settings={"size": size, "alpha": alpha, "weighting": weighting},
         beams=(beam,),

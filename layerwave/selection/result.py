@@ -2,14 +2,15 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 
 import numpy as np
 
 from layerwave.errors import LayerwaveError
+from layerwave.files import whole_file
 from layerwave.selection.sets import check_layers
 
 SCHEMA = "layerwave.selection"
@@ -27,6 +28,7 @@ class Selection:
         layers: the set, sorted; 0-based layer outputs.
         score: the criterion's value for the set (entropy: nats).
         num_layers: number of the target's layers, N.
+        calibration: fingerprint of the states that it was chosen from (`Calibration.fingerprint`).
         criterion: what was scored: `entropy`, or the name of the user's own function.
         settings: the options of the method, as given.
         beams: for each depth, the kept sets and their scores, best first. A search has one depth a set size; the
@@ -39,6 +41,7 @@ class Selection:
     layers: Layers
     score: float
     num_layers: int
+    calibration: str
     criterion: str = "entropy"
     settings: Mapping[str, int | float | str] = field(default_factory=dict)
     beams: tuple[tuple[tuple[Layers, float], ...], ...] = ()
@@ -62,6 +65,15 @@ class Selection:
             lines.append(f"{_join(layers):>16} {boundaries:>16} {score:>10.4f}")
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        """For notebooks: what `str` says, as a table."""
+        rows = "".join(
+            f"<tr><td>{_join(layers)}</td><td>{_join(l + 1 for l in layers)}</td><td>{score:.4f}</td></tr>"
+            for layers, score in (self.beams[-1] if self.beams else ())
+        )
+        head = f"<tr><th>layers</th><th>boundaries</th><th>{escape(self.criterion)}</th></tr>"
+        return f"<table><caption>{escape(repr(self))}</caption>{head}{rows}</table>"
+
     def to_json(self) -> str:
         """The selection as JSON text, with the version of its schema."""
         # JSON has no infinity; alpha may be infinite.
@@ -79,6 +91,7 @@ class Selection:
             "method": self.method,
             "criterion": self.criterion,
             "num_layers": self.num_layers,
+            "calibration": self.calibration,
             "layers": self.layers,
             "boundaries": self.boundaries,
             "score": self.score,
@@ -111,6 +124,7 @@ class Selection:
                 layers=check_layers(record["layers"], num_layers),
                 score=float(record["score"]),
                 num_layers=num_layers,
+                calibration=str(record["calibration"]),
                 criterion=str(record["criterion"]),
                 settings={k: math.inf if v == "inf" else v for k, v in record["settings"].items()},
                 beams=tuple(
@@ -124,14 +138,8 @@ class Selection:
 
     def save(self, path: str | Path) -> None:
         """Write `to_json` to a file, whole or not at all."""
-        path = Path(path)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        try:
+        with whole_file(path) as partial:
             partial.write_text(self.to_json() + "\n", encoding="utf-8")
-            os.replace(partial, path)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise LayerwaveError(f"{path} cannot be written ({error.strerror}): give another path") from None
 
     @classmethod
     def load(cls, path: str | Path) -> "Selection":

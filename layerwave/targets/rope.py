@@ -34,16 +34,25 @@ class Rope:
         """Reads `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (transformers 4).
 
         Raises:
-          LayerwaveError: no base given, two bases that differ, an unknown scaling, or a scaling with a field missing.
+          LayerwaveError: no base, values that contradict each other, an unknown scaling, or one with a field missing.
         """
-        parameters = dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
-        bases = {value for value in (raw.get("rope_theta"), parameters.pop("rope_theta", None)) if value is not None}
-        if len(bases) != 1:
-            found = "no rope_theta" if not bases else f"two different rope_theta {sorted(bases)}"
-            raise LayerwaveError(f"config.json: {found}; give one, at the top level or in rope_parameters")
-        kinds = {parameters.pop(key) for key in ("rope_type", "type") if key in parameters} or {"default"}
-        kind = kinds.pop()
-        if kinds or kind not in _REQUIRED:
+        spellings = [raw[key] for key in ("rope_scaling", "rope_parameters") if raw.get(key)]
+        if not all(isinstance(spelling, Mapping) for spelling in spellings):
+            raise LayerwaveError("config.json: rope_scaling and rope_parameters must be objects; copy the model's own")
+        named = [_named(spelling) for spelling in spellings]
+        parameters = {key: value for spelling in named for key, value in spelling.items()}
+        contradicted = [key for spelling in named for key, value in spelling.items() if parameters[key] != value]
+        base = raw.get("rope_theta")
+        if contradicted or parameters.setdefault("rope_theta", base) != (base or parameters["rope_theta"]):
+            contradicted = contradicted or ["rope_theta"]
+            raise LayerwaveError(f"config.json gives two different values of {', '.join(contradicted)}; keep one")
+        theta, kind = parameters.pop("rope_theta"), parameters.pop("rope_type", "default")
+        if theta is None:
+            raise LayerwaveError(
+                "config.json has no rope_theta; give the one the model was trained with (Llama 2: 10000.0), at the "
+                "top level or in rope_parameters"
+            )
+        if kind not in _REQUIRED:
             raise LayerwaveError(f"config.json: rope type {kind!r} is not supported; supported: {', '.join(_REQUIRED)}")
         missing = [key for key in _REQUIRED[kind] if key not in parameters]
         extra = sorted(set(parameters) - set(_REQUIRED[kind]))
@@ -51,8 +60,9 @@ class Rope:
             raise LayerwaveError(
                 f"config.json: rope type {kind!r} takes {list(_REQUIRED[kind])}; missing {missing}, not known {extra}"
             )
-        renamed = {"original_max_position_embeddings": "original_max_positions"}
-        return cls(bases.pop(), kind, **{renamed.get(key, key): value for key, value in parameters.items()})
+        original = int(parameters.pop("original_max_position_embeddings", 0))
+        factors = {key: float(value) for key, value in parameters.items()}
+        return cls(float(theta), kind, **factors, original_max_positions=original)
 
     def frequencies(self, head_dim: int) -> Float32[np.ndarray, " half"]:
         """Angle per position of each pair of channels, radians; `head_dim // 2` of them.
@@ -74,6 +84,11 @@ class Rope:
         keep = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         keep = np.clip(keep, 0.0, 1.0).astype(np.float32)
         return keep * frequency + (1 - keep) * frequency / np.float32(self.factor)
+
+
+def _named(spelling: Mapping[str, Any]) -> dict[str, Any]:
+    """One spelling with the newer name of the scaling's kind."""
+    return {"rope_type" if key == "type" else key: value for key, value in spelling.items()}
 
 
 def rotation(

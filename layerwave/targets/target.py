@@ -73,7 +73,7 @@ def _find(name: str) -> Path:
         return MINI_FOLDER
     if Path(name).is_dir():
         return Path(name)
-    if not _HUB_ID.fullmatch(name):
+    if Path(name).exists() or not _HUB_ID.fullmatch(name):
         raise LayerwaveError(f"{name!r} is neither a directory nor a hub id such as Qwen/Qwen3-4B; check the path")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -126,11 +126,10 @@ def _load_tokenizer(directory: Path, config: DecoderConfig) -> "PreTrainedTokeni
             tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
         except Exception as error:  # transformers lets whatever its parsers meet pass through
             raise LayerwaveError(f"{directory}: the tokenizer cannot be loaded ({error}); download it again") from error
-    highest = max(tokenizer.get_vocab().values())
-    if highest >= config.vocab_size:
+    if tokenizer.vocab_size > config.vocab_size:
         raise LayerwaveError(
-            f"{directory}: the tokenizer has id {highest}, the model only {config.vocab_size} embeddings; "
-            "the tokenizer belongs to another model"
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} entries, the model only {config.vocab_size} "
+            "embeddings; the tokenizer belongs to another model"
         )
     return tokenizer
 

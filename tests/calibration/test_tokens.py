@@ -1,5 +1,7 @@
 """From conversations to token ids: one BOS, the chat template, the seeded choice, buckets."""
 
+import re
+
 import numpy as np
 import pytest
 from conftest import TEMPLATE, make_tokenizer
@@ -10,6 +12,12 @@ from layerwave.errors import LayerwaveError
 
 BOS, EOS, USER, ASSISTANT = range(4)
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]}
+LONG_CHAT = {"messages": [{"role": "user", "content": "x" * 40}]}
+LLAMA_DATE = (  # as in the templates of Llama 3.2
+    "{%- if not date_string is defined %}{%- if strftime_now is defined %}"
+    "{%- set date_string = strftime_now('%d %b %Y') %}{%- else %}{%- set date_string = '26 Jul 2024' %}"
+    "{%- endif %}{%- endif %}{{- 'Today Date: ' + date_string }}"
+)
 
 
 def ids_of(tokenizer, row):
@@ -39,10 +47,43 @@ def test_a_conversation_without_a_template_is_an_error():
         ids_of(make_tokenizer(bos=True, template=None), CHAT)
 
 
-def draw(rows, template=TEMPLATE, **settings):
-    return draw_samples(
-        make_tokenizer(bos=True, template=template), read_conversations(rows), CalibrationSettings(**settings)
+def test_the_date_of_a_chat_template_is_pinned():
+    tokenizer = make_tokenizer(bos=True, template=LLAMA_DATE)
+    assert ids_of(tokenizer, CHAT) == ids_of(tokenizer, {"text": "Today Date: 26 Jul 2024"})
+    assert "26 Jul 2024" not in tokenizer.apply_chat_template(CHAT["messages"], tokenize=False)  # left to itself: today
+
+
+def draw(rows, template=TEMPLATE, vocab_size=262, extra=(), **settings):
+    tokenizer = make_tokenizer(bos=True, template=template)
+    tokenizer.add_tokens(list(extra))
+    return draw_samples(tokenizer, vocab_size, read_conversations(rows), CalibrationSettings(**settings))
+
+
+@pytest.mark.parametrize(
+    ("template", "row", "warnings"),
+    [
+        ("{{ strftime_now('%Y') }}" + TEMPLATE, LONG_CHAT, 1),
+        ("{{ strftime_now('%Y') }}" + TEMPLATE, {"text": "x" * 40}, 0),
+        (LLAMA_DATE + TEMPLATE, LONG_CHAT, 0),
+        (TEMPLATE, LONG_CHAT, 0),
+    ],
+)
+def test_a_template_that_insists_on_today_is_reported_once(caplog, template, row, warnings):
+    draw([row, row], template=template)
+    assert [record.message.startswith("the chat template writes today's date") for record in caplog.records] == (
+        [True] * warnings
     )
+
+
+def test_tokens_outside_the_vocabulary_are_refused_and_unused_ones_are_not():
+    plain, extra = {"text": "x" * 40}, {"text": "x" * 40 + "<|extra|>"}
+    assert len(draw([plain], extra=["<|extra|>"]).ids) == 1
+    assert draw([extra], vocab_size=263, extra=["<|extra|>"]).ids[0][-1] == 262
+    assert len(draw([extra], extra=["<|extra|>"], max_length=41).ids) == 1  # cut before the model sees it
+    with pytest.raises(
+        LayerwaveError, match=r"row 1: token 262 \('<\|extra\|>'\) is outside the model's vocabulary of 262: use"
+    ):
+        draw([extra], extra=["<|extra|>"])
 
 
 def test_the_seed_decides_which_rows_are_drawn():
@@ -73,11 +114,25 @@ def test_every_sample_shorter_than_a_block():
 def test_conversations_that_the_template_refuses_are_counted_and_all_of_them_an_error():
     strict = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('user first') }}{% endif %}" + TEMPLATE
     refused = {"messages": [{"role": "assistant", "content": "x" * 40}]}
-    accepted = {"messages": [{"role": "user", "content": "x" * 40}]}
-    samples = draw([refused, accepted], template=strict)
+    samples = draw([refused, LONG_CHAT], template=strict)
     assert (len(samples.ids), samples.tallies["rows refused by the chat template"]) == (1, 1)
-    with pytest.raises(LayerwaveError, match=r"refuses every conversation, first row 1 \(user first\)"):
+    with pytest.raises(LayerwaveError, match=r"refuses every conversation, first row 1 \(TemplateError: user first\)"):
         draw([refused], template=strict)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("{{ 1 // (messages|length - 1) }}", "ZeroDivisionError: "),
+        ("{{ 'a' + messages|length }}", "TypeError: can only concatenate str"),
+        ("{{ messages", "TemplateSyntaxError: "),
+    ],
+)
+def test_whatever_a_template_raises_is_a_refusal(fault, message):
+    expected = re.escape(f"refuses every conversation, first row 1 ({message}")
+    with pytest.raises(LayerwaveError, match=expected) as caught:
+        draw([LONG_CHAT], template=fault + TEMPLATE)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_repeated_conversation_counts_each_time_under_its_own_fingerprint():
@@ -114,3 +169,9 @@ def test_batches_hold_every_sample_once_in_few_shapes():
 def test_a_sample_longer_than_the_budget_is_a_batch_of_one():
     (batch,) = batches([np.ones(900, np.int32)], 2048, 256)
     assert batch.tokens.shape == (1, 1024)
+
+
+@pytest.mark.parametrize("batch_tokens", [0, -2048])
+def test_a_batch_holds_a_token_at_least(batch_tokens):
+    with pytest.raises(LayerwaveError, match=f"batch_tokens is {batch_tokens}, but must be >= 1"):
+        list(batches([np.ones(40, np.int32)], 2048, batch_tokens))

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -57,6 +58,13 @@ def test_batch_mates_do_not_matter(decoder, greedy):
         assert generate(decoder, [prompt], GenerationSettings(max_new_tokens=12), KEY) == [made]
 
 
+def test_prompts_may_be_arrays(decoder, greedy):
+    settings = GenerationSettings(max_new_tokens=12)
+    assert generate(decoder, [np.array(prompt) for prompt in PROMPTS], settings, KEY) == greedy
+    table = [[1, 2, 3], [4, 5, 6], [7, 8, 0]]
+    assert generate(decoder, np.array(table), settings, KEY) == generate(decoder, table, settings, KEY)
+
+
 def test_stops_with_the_end_token(decoder, greedy):
     end = greedy[0][3]
     stopped = generate(decoder, PROMPTS, GenerationSettings(max_new_tokens=12, end_token=end), KEY)
@@ -79,6 +87,12 @@ def test_sampling_follows_the_distribution(decoder):
     [
         ([], {}, "each needs a token"),
         ([[1], []], {}, "each needs a token"),
+        (np.zeros((0, 3), int), {}, "each needs a token"),
+        (np.zeros((2, 0), int), {}, "each needs a token"),
+        ([[1], [10, 11]], {}, "has the token 11, expected 0 to 10"),
+        ([[-1]], {}, "has the token -1, expected 0 to 10"),
+        ([[2**40]], {}, "has the token 1099511627776, expected"),
+        (np.array([[3, 2**32 + 3]]), {}, "has the token 4294967299, expected"),
         ([[1] * 120], {"max_new_tokens": 9}, "leave room for 119"),
     ],
 )

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from layerwave.errors import LayerwaveError
-from layerwave.kernels import cka, conditional_cka, conditional_cka_from_table, gram_table, transitions
+from layerwave.kernels import (
+    centred_gram,
+    cka,
+    conditional_cka,
+    conditional_cka_from_table,
+    gram_table,
+    gram_table_from_grams,
+    transitions,
+)
 
 ESTIMATORS = ("biased", "debiased")
 
@@ -210,6 +218,30 @@ def test_a_beam_of_sets_equals_its_sets_one_by_one():
     M = conditional_cka_from_table(table, sets)
     for i in (0, 17, 299):
         np.testing.assert_allclose(M[i], conditional_cka_from_table(table, sets[i : i + 1])[0], rtol=0, atol=1e-14)
+
+
+def test_sets_of_several_tables_equal_each_table_by_itself():
+    tables = np.stack([gram_table(make_layers(seed=seed)) for seed in range(3)])
+    sets, problems = np.array([[0, 3], [1, 2], [0, 3], [4, 5]]), np.array([2, 0, 1, 2])
+    together = conditional_cka_from_table(tables, sets, problems)
+    for M, layers, problem in zip(together, sets, problems, strict=True):
+        np.testing.assert_array_equal(M, conditional_cka_from_table(tables[problem], layers[None])[0])
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_the_table_of_centred_grams_is_that_of_the_states(estimator):
+    layers = make_layers()
+    layers[2, :, 3] += 1e5  # a massive channel
+    layers[4, 0] *= 1e3  # a sink token
+    expected, table = gram_table(layers, estimator), gram_table_from_grams(centred_gram(layers), estimator)
+    scale = np.sqrt(np.diagonal(expected) / np.diagonal(table))
+    np.testing.assert_allclose(scale, scale[0], rtol=1e-7)
+    norms = np.sqrt(np.diagonal(expected))
+    np.testing.assert_allclose(
+        table * scale[0] ** 2 / np.outer(norms, norms), expected / np.outer(norms, norms), atol=1e-7
+    )
+    with pytest.raises(LayerwaveError, match="layer 1 "):
+        gram_table_from_grams(centred_gram(np.where(np.arange(6)[:, None, None] == 1, 7.0, layers)), estimator)
 
 
 def test_transitions():

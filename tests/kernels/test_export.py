@@ -38,6 +38,7 @@ KERNELS = {
     "set_spectra": [(kernels.set_spectra, GRAMS, SETS)],
     "coding_rate": [(partial(kernels.coding_rate, scale=2.0), shape(6, 32))],
     "effective_rank": [(kernels.effective_rank, shape(6, 32))],
+    "shuffled_cka": [(kernels.shuffled_cka, GRAMS, shape(20, 6, 32, dtype=np.int32))],
     "set_log_det": [(kernels.set_log_det, shape(6, 6), SETS)],
     "relevance_redundancy": [(partial(kernels.relevance_redundancy, penalty=1.0), shape(6, 6), SETS, shape(6))],
 }

@@ -221,4 +221,4 @@ def test_what_cannot_be_drawn_is_refused(planted):
     with pytest.raises(LayerwaveError, match="at least 3"):
         depth_parts(2)
     with pytest.raises(LayerwaveError, match="no beams"):
-        beam_tree(Selection("elsi", (1,), 0.5, 4))
+        beam_tree(Selection("elsi", (1,), 0.5, 4, "0123456789abcdef"))

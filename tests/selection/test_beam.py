@@ -8,7 +8,9 @@ import pytest
 
 from layerwave.calibration import Calibration
 from layerwave.errors import LayerwaveError
+from layerwave.kernels import gram_table
 from layerwave.selection import elsi, elsi_c, exhaustive, make_criterion
+from layerwave.selection.beam import greatest_transitions
 
 N = 8
 
@@ -135,3 +137,29 @@ def test_entropy_is_finite_for_a_batch_of_any_length(calibration):
     _, score = make_criterion(calibration, "entropy", 1.0, "raw")
     for count in (1, 64, 65):
         assert score(np.tile([[1, 2]], (count, 1))) == pytest.approx([score(np.array([[1, 2]]))[0]] * count, abs=0)
+
+
+def transitions_given_a_heavy_layer(ratio):
+    """The four layers that ELSI-C would try after layer 6, when its norm is `ratio` times that of the others."""
+    states = np.random.default_rng(5).normal(size=(N + 2, 12, 16))
+    states[6] *= ratio
+    proposed = greatest_transitions(gram_table(states)[None], pool=4)(np.zeros(1, int), np.array([[6]]))
+    return tuple(np.flatnonzero(proposed[0]).tolist())
+
+
+def test_a_heavy_layer_does_not_tie_the_transitions():
+    """With the ratio the transitions shrink as its inverse square, and keep their order."""
+    resolved = transitions_given_a_heavy_layer(100.0)
+    assert resolved != (0, 1, 2, 3)
+    assert transitions_given_a_heavy_layer(1000.0) == resolved
+
+
+def test_lost_transitions_are_said_and_fall_to_the_first_layers(caplog):
+    assert transitions_given_a_heavy_layer(1e6) == (0, 1, 2, 3)
+    assert "no conditional transition is left given layers [6]" in caplog.text
+
+
+def test_a_selection_names_its_calibration(calibration):
+    other = Calibration.from_states(problems.states(1, N))
+    assert elsi(calibration, 2).calibration == calibration.fingerprint != other.fingerprint
+    assert exhaustive(calibration, 2).calibration == calibration.fingerprint

@@ -91,7 +91,7 @@ def test_a_set_that_is_none_is_refused(calibration):
 def test_gains_against_literal_scores(calibration, method):
     chosen = method(calibration, 3, beam=4)
     found = marginal_gains(calibration, chosen)
-    states = calibration.states
+    states = calibration.states.astype(np.float64)
     for step in found.without:
         rest = [layer for layer in chosen.layers if layer != step.layer]
         assert step.score == pytest.approx(literal.entropy(states, rest), rel=1e-9)
@@ -134,7 +134,8 @@ def test_identical_layers_overlap_with_every_rule(identical):
 def test_ranks_and_held_layers_against_an_enumeration(calibration):
     chosen = elsi(calibration, 3, beam=3)
     found = beam_overlap(calibration, chosen)
-    every = {layers: literal.entropy(calibration.states, layers) for layers in combinations(range(N), 3)}
+    states = calibration.states.astype(np.float64)
+    every = {layers: literal.entropy(states, layers) for layers in combinations(range(N), 3)}
     frontier = [layers for layers, _ in chosen.beams[-1]]
     covered = set().union(*frontier)
     assert found.covered == tuple(sorted(covered))
@@ -270,11 +271,13 @@ def test_rows_that_were_not_measured_say_what_to_run():
 
 
 def test_the_factor_that_changes_the_set_is_named():
-    same = np.repeat(problems.states(5, N, B, D)[None], 4, axis=0)  # growing norms, all pools alike
-    calibration = calibration_of(same)
-    raw, trace = elsi(calibration, 2), elsi(calibration, 2, weighting="trace")
-    assert raw.layers != trace.layers
-    found = sensitivity([calibration], SETTINGS, alphas=(1,))
+    # Layers 0 and 1 hold the ten tokens between them, but are small beside the copies of six tokens.
+    tokens = np.eye(B, D)
+    states = np.stack([0.001 * tokens * (np.arange(B) < 5)[:, None], 0.1 * tokens * (np.arange(B) >= 5)[:, None]])
+    states = np.concatenate([states, np.repeat((tokens * (np.arange(B) < 6)[:, None])[None], N - 2, axis=0)])
+    found = sensitivity([calibration_of(np.repeat(states[None], 4, axis=0))], SETTINGS, alphas=(1,))
+    assert found.baseline.layers == (1, 2)
+    assert {row.layers for row in found.measured if row.weighting == "trace"} == {(0, 1)}
     assert found.changed_by == ("weighting",)
     assert found.agreement == 0.5
 

@@ -124,7 +124,13 @@ def test_index_that_names_an_absent_shard(checkpoint):
         ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; supported: llama, qwen2, qwen3"),
         ({"rms_norm_eps": None}, "the key rms_norm_eps is missing"),
         ({"rope_parameters": None}, "no rope_theta"),
-        ({"rope_theta": 10000.0}, "two different rope_theta"),
+        ({"rope_theta": 10000.0}, "two different values of rope_theta"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "two different values of rope_type"),
+        ({"rope_parameters": "linear"}, "must be objects"),
+        ({"use_mrope": True}, "use_mrope True"),
+        ({"num_hidden_layers": "3"}, "num_hidden_layers is '3'"),
+        ({"num_key_value_heads": 3}, "4 query heads cannot share 3 key heads"),
+        ({"model_type": ["qwen3"]}, "is not supported"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn'"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear"}}, r"missing \['factor'\]"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "not known .'partial_rotary_factor'"),
@@ -139,6 +145,41 @@ def test_index_that_names_an_absent_shard(checkpoint):
 def test_config_faults(changes, message):
     with pytest.raises(LayerwaveError, match=message):
         DecoderConfig.from_hf(config_with(**changes))
+
+
+REAL = {
+    "Qwen2.5-0.5B": """{"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+        "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02,
+        "intermediate_size": 4864, "max_position_embeddings": 32768, "max_window_layers": 24, "model_type": "qwen2",
+        "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+        "transformers_version": "4.40.1", "use_cache": true, "use_mrope": false, "use_sliding_window": false,
+        "vocab_size": 151936}""",
+    "Llama-3.2-1B": """{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "head_dim": 64, "hidden_act": "silu",
+        "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 131072,
+        "mlp_bias": false, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 16,
+        "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 32.0,
+        "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+        "rope_type": "llama3"}, "rope_theta": 500000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+        "transformers_version": "4.45.0.dev0", "use_cache": true, "vocab_size": 128256}""",
+    "SmolLM2-135M": """{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "silu", "hidden_size": 576, "initializer_range": 0.041,
+        "intermediate_size": 1536, "is_llama_config": true, "max_position_embeddings": 8192, "model_type": "llama",
+        "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3, "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05, "rope_interleaved": false, "rope_scaling": null, "rope_theta": 100000,
+        "tie_word_embeddings": true, "torch_dtype": "bfloat16", "transformers_version": "4.40.1", "use_cache": true,
+        "vocab_size": 49152}""",
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_configs_as_they_are_published_are_read(name):
+    raw = json.loads(REAL[name])
+    config = DecoderConfig.from_hf(raw)
+    assert config.num_heads * config.head_dim == config.hidden_size
+    assert config.rope.theta == raw["rope_theta"]
+    assert config.rope.factor == (raw.get("rope_scaling") or {}).get("factor", 1.0)
 
 
 def test_untied_is_seen_from_the_tensors_where_the_config_is_silent():

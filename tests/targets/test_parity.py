@@ -1,4 +1,4 @@
-"""The decoder computes what torch transformers computes, at 1,500 positions: from golden files, and live where torch is."""
+"""The decoder computes what torch transformers computes at 1,500 positions: golden files, and live where torch is."""
 
 import json
 

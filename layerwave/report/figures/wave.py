@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from layerwave.calibration import Calibration
 from layerwave.report.figures.curves import layer_entropies
-from layerwave.report.figures.style import BLACK, BLUE, GREEN, ORANGE, SKY, VERMILION, plain
+from layerwave.report.figures.style import BLACK, BLUE, GREEN, ORANGE, VERMILION, plain
 from layerwave.selection import Selection, find_transitions
 
 
@@ -30,24 +30,24 @@ def wave(calibration: Calibration, selections: Sequence[Selection] = ()) -> Figu
 
 
 def _draw_entropies(axes: Axes, calibration: Calibration) -> None:
-    layers = np.arange(calibration.num_layers)
+    """`S_1` of the chosen pool, and of the pools that show what it owes to the filter and to attention sinks."""
     if calibration.settings is None:
-        axes.plot(layers, layer_entropies(calibration.states), "o-", color=BLACK, ms=4, label="given states")
+        pools = ((True, None, "o-", BLACK, "given states"),)
     else:
-        sinks, rho = calibration.settings.sinks, calibration.settings.rho
-        other = "drop" if sinks == "keep" else "keep"
-        said = {"keep": "", "drop": ", sinks dropped"}
-        curves = calibration.sample_curves()
-        curves = curves[~np.isnan(curves[:, 0])]
-        low, high = np.quantile(curves, (0.25, 0.75), axis=0)
-        axes.fill_between(layers, low, high, color=SKY, alpha=0.35, lw=0, label="single conversations, quartiles")
-        lines = (
-            (calibration.states, "o-", BLACK, f"uncertain tokens (ρ = {rho:g}){said[sinks]}"),
-            (calibration.pool(sinks=other), "s--", VERMILION, f"uncertain tokens{said[other] or ', sinks kept'}"),
-            (calibration.pool(filtered=False), "^:", BLUE, f"all tokens{said[sinks]}"),
+        chosen, rho = calibration.settings.sinks, calibration.settings.rho
+        other = "drop" if chosen == "keep" else "keep"
+        said = {"keep": "attention sinks kept", "drop": "attention sinks dropped"}
+        pools = (
+            (True, chosen, "o-", BLACK, f"uncertain tokens (ρ = {rho:g}), {said[chosen]}"),
+            (True, other, "s--", VERMILION, f"uncertain tokens (ρ = {rho:g}), {said[other]}"),
+            (False, chosen, "^:", BLUE, f"all tokens, {said[chosen]}"),
         )
-        for states, style, colour, label in lines:
-            axes.plot(layers, layer_entropies(states), style, color=colour, ms=4, lw=1.3, label=label)
+    for filtered, sinks, style, colour, label in pools:
+        if calibration.blocks(filtered=filtered, sinks=sinks):
+            entropy = layer_entropies(calibration.pool(filtered=filtered, sinks=sinks))
+            axes.plot(np.arange(len(entropy)), entropy, style, color=colour, ms=4, lw=1.3, label=label)
+        else:
+            axes.plot([], [], style, color=colour, ms=4, lw=1.3, label=f"{label}: no block")
     axes.set_ylabel("matrix entropy $S_1$ (nats)")
     axes.set_ylim(bottom=0)
     axes.legend(fontsize="x-small", frameon=False)
@@ -55,17 +55,22 @@ def _draw_entropies(axes: Axes, calibration: Calibration) -> None:
 
 def _draw_selections(axes: Axes, selections: Sequence[Selection]) -> None:
     """A row of marks for each set below the curves."""
+    if not selections:
+        return
     top = axes.get_ylim()[1]
-    for row, selection in enumerate(selections, start=1):
-        height = -0.08 * row * top
-        axes.plot(selection.layers, [height] * len(selection.layers), "D", color=GREEN, ms=5, clip_on=False)
+    heights = [-0.08 * row * top for row in range(1, len(selections) + 1)]
+    for height, selection in zip(heights, selections, strict=True):
+        axes.plot(selection.layers, [height] * len(selection.layers), "D", color=GREEN, ms=5)
         axes.annotate(
-            plain(selection.method), (0, height), (3, 0), xycoords=("axes fraction", "data"),
-            textcoords="offset points", fontsize="x-small", va="center",
-        )  # fmt: skip
-    if selections:
-        axes.set_ylim(-0.08 * (len(selections) + 1) * top, top)
-        axes.axhline(0, color=BLACK, lw=0.6)
+            f" {plain(selection.method)}",
+            (0, height),
+            xycoords=("axes fraction", "data"),
+            fontsize="x-small",
+            va="center",
+        )
+    axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= top])
+    axes.set_ylim(heights[-1] - 0.08 * top, top)
+    axes.axhline(0, color=BLACK, lw=0.6)
 
 
 def _draw_transitions(axes: Axes, calibration: Calibration) -> None:

@@ -9,7 +9,7 @@ from layerwave.errors import LayerwaveError
 
 
 @contextmanager
-def whole_file(path: str | Path) -> Iterator[Path]:
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Gives a path to write to, beside `path` and with its suffix, and moves it there when all went well.
 
     Raises `LayerwaveError` when the file cannot be written.
@@ -20,6 +20,8 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         yield partial
         os.replace(partial, path)
     except OSError as error:
-        raise LayerwaveError(f"{path} cannot be written ({error.strerror}); give another path") from None
+        raise LayerwaveError(
+            f"{path} cannot be written ({error.strerror}); name a file in a folder that exists and is writable"
+        ) from None
     finally:
         partial.unlink(missing_ok=True)
