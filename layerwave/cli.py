@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from tyro.conf import OmitArgPrefixes, Positional, arg, subcommand
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg, subcommand
 
 from layerwave.calibration.settings import CalibrationSettings
 from layerwave.errors import LayerwaveError
 from layerwave.selection.methods import SelectionSettings
 from layerwave.targets import DTypeName
 
-Json = Annotated[bool, arg(help="Print the result as JSON instead of a table.")]
+Json = FlagCreatePairsOff[Annotated[bool, arg(help="Print the result as JSON instead of a table.")]]
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Quickstart:
 class Calibrate:
     """Run a target over conversations once and keep the block sums of every layer in one file."""
 
-    target: Positional[str]
+    target: Annotated[Positional[str], arg(metavar="TARGET")]
     """Directory in Hugging Face format, hub id, or mini (the bundled model)."""
-    conversations: Positional[Path]
+    conversations: Annotated[Positional[Path], arg(metavar="CONVERSATIONS")]
     """ShareGPT JSON or JSONL, OpenAI-style messages, or lines of {"text": ...}."""
     out: Path
     """The .safetensors file to write."""
@@ -96,11 +96,11 @@ class Calibrate:
 class Merge:
     """Join calibrations of disjoint conversations, made with the same target and settings."""
 
-    parts: Positional[tuple[Path, ...]]
+    parts: Annotated[Positional[tuple[Path, ...]], arg(metavar="CALIBRATION ...")]
     """Two or more files that `layerwave calibrate` wrote."""
     out: Path
     """The .safetensors file to write."""
-    without_replicates: bool = False
+    without_replicates: FlagCreatePairsOff[bool] = False
     """Leave out the bootstrap replicates, whose sums have to be in every part to be merged."""
     json: Json = False
 
@@ -126,7 +126,7 @@ class Merge:
 class Select:
     """Choose a layer set from a calibration."""
 
-    calibration: Positional[Path]
+    calibration: Annotated[Positional[Path], arg(metavar="CALIBRATION")]
     """A file that `layerwave calibrate` wrote."""
     settings: OmitArgPrefixes[SelectionSettings] = SelectionSettings()
     out: Path | None = None
@@ -158,9 +158,9 @@ class Select:
 class Report:
     """Write one HTML file: the verdict on a selection, every figure, tables, settings and fingerprints."""
 
-    calibration: Positional[Path]
+    calibration: Annotated[Positional[Path], arg(metavar="CALIBRATION")]
     """A file that `layerwave calibrate` wrote."""
-    selections: Positional[tuple[Path, ...]] = ()
+    selections: Annotated[Positional[tuple[Path, ...]], arg(metavar="[SELECTION ...]")] = ()
     """Files that `layerwave select` wrote, the one to judge first; without any, elsi chooses three layers."""
     out: Path = Path("report.html")
     """The HTML file to write."""
@@ -181,7 +181,7 @@ class Report:
 class Ids:
     """Print the numbers that each tool wants in its config for a set of layers."""
 
-    layers: Positional[str]
+    layers: Annotated[Positional[str], arg(metavar="LAYERS")]
     """Layer outputs counted from 0, as layerwave prints them: 5,23,35."""
     num_layers: int
     """Number of the target's layers."""
@@ -299,7 +299,7 @@ def _row(row) -> dict:
 
 def _print_summary(calibration) -> None:
     print(f"{calibration!r}")
-    print(", ".join(f"{count:,} {what}" for what, count in calibration.summary.items() if count))
+    print("; ".join(f"{count:,} {what}" for what, count in calibration.summary.items() if count))
 
 
 def _print_comparison(comparison) -> None:

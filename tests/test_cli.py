@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,21 @@ def test_quickstart_writes_what_the_library_reads(quickstart):
     assert {size for _, size in rows} == {1, 2, 3}
     assert rows["eagle3", 3]["layers"] == list(lw.baseline("eagle3", calibration.num_layers))
     assert all(row["gap_nats"] >= 0 and 1 <= row["rank"] <= row["of"] for row in rows.values())
+
+
+def test_readme_shows_what_quickstart_prints(quickstart):
+    """Layers and ranks to the letter, entropies to what another processor may round."""
+    readme = Path(__file__).parents[1] / "README.md"
+    printed = re.findall(
+        r"^ +(\d) +(\w+) +([\d,]+) +[\d,]+ +([\d.]+) +[\d.]+ +(\d+) of", readme.read_text(), re.MULTILINE
+    )
+    rows = json.loads(quickstart[0].stdout)["comparison"]
+    assert [
+        (int(size), method, list(map(int, layers.split(","))), int(rank)) for size, method, layers, _, rank in printed
+    ] == [(row["size"], row["method"], row["layers"], row["rank"]) for row in rows]
+    assert [float(entropy) for *_, entropy, _ in printed] == pytest.approx(
+        [row["entropy_nats"] for row in rows], abs=2e-4
+    )
 
 
 def test_quickstart_says_nothing_but_progress_on_stderr(quickstart):

@@ -169,7 +169,7 @@ def _words(content: Any, where: str, key: str) -> str:
     if content is None:
         return ""
     if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
-        content = "".join(str(part["text"]) for part in content)
+        content = "".join(_words(part["text"], where, key) for part in content)
     if not isinstance(content, str):
         raise LayerwaveError(f"{where}: {key} is not text: give a string")
     try:
