@@ -11,7 +11,7 @@ from html import escape
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float32, Int64, Shaped, UInt8, UInt64
+from jaxtyping import Float32, Int64, UInt8, UInt64
 
 from layerwave.calibration.replicates import Replicates, sample_weights
 from layerwave.calibration.settings import POOLS, CalibrationSettings
@@ -167,13 +167,19 @@ class Calibration:
         return f"<table><caption>{escape(repr(self))}</caption>{rows}</table>"
 
     @classmethod
-    def from_states(cls, states: Shaped[Any, "..."], *, name: str = "given states") -> "Calibration":
+    def from_states(cls, states: Any, *, name: str = "given states") -> "Calibration":
         """Take states that a user brings: an array (N, B, D), one matrix of B tokens for each of N layers.
 
         Raises:
             LayerwaveError: not three axes, empty, or a layer (named) that is all zero or not finite.
         """
-        sums = np.array(states, dtype=np.float32)
+        try:
+            sums = np.array(states)
+        except ValueError as error:
+            raise LayerwaveError(f"states are no array ({error}): stack layers of equal shape") from None
+        if sums.dtype.kind not in "fiu" and sums.dtype.name != "bfloat16":
+            raise LayerwaveError(f"states are of type {sums.dtype}, but must be real numbers: convert them")
+        sums = sums.astype(np.float32)
         if sums.ndim != 3 or 0 in sums.shape:
             raise LayerwaveError(
                 f"states have shape {sums.shape}, but must be (layers, block, features): "

@@ -62,7 +62,7 @@ def baseline(name: str, num_layers: int, size: int | None = None) -> tuple[int, 
     size = rule.size if size is None else size
     if rule.size not in (None, size):
         raise LayerwaveError(f"the rule {name} gives {rule.size} layers, not {size}: ask for size {rule.size}")
-    check_size(size, num_layers)
+    size = check_size(size, num_layers)
     layers = rule.layers(num_layers, size)
     inside = all(0 <= layer < num_layers for layer in layers)
     if not inside or any(a >= b for a, b in pairwise(layers)):
@@ -88,8 +88,7 @@ def random_sets(num_layers: int, size: int, count: int, seed: int) -> Int[np.nda
 
     Raises `LayerwaveError` when there are fewer than `count` sets.
     """
-    check_size(size, num_layers)
-    check_count("count", count)
+    size, count = check_size(size, num_layers), check_count("count", count)
     total = comb(num_layers, size)
     if count > total:
         raise LayerwaveError(f"{count} distinct sets asked for, but only {total} of size {size} exist: ask for fewer")

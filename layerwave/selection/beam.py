@@ -171,7 +171,7 @@ def elsi(
     Raises:
         LayerwaveError: for options out of range and for states that are all zero or not finite.
     """
-    check_count("expand", expand)
+    expand = check_count("expand", expand)
     if objective not in ("max", "min"):
         raise LayerwaveError(f"objective is {objective!r}: choose max or min")
     return _search(
@@ -209,7 +209,7 @@ def elsi_c(
     Raises:
         LayerwaveError: as `elsi`; also for a layer whose states are the same at every position, where CKA is undefined.
     """
-    check_count("pool", pool)
+    pool = check_count("pool", pool)
     table = gram_table(layer_states(calibration, weighting), estimator)
     return _search(
         calibration,
@@ -225,8 +225,7 @@ def elsi_c(
 
 def _search(calibration, method, propose, scoring, size, beam, expand, settings, sign=1) -> Selection:
     num_layers = calibration.num_layers
-    check_size(size, num_layers)
-    check_count("beam", beam)
+    size, beam = check_size(size, num_layers), check_count("beam", beam)
     name, score = make_criterion(calibration, *scoring)
     levels, choice = beam_search(lambda _, sets: sign * score(sets), propose, num_layers, size, beam, expand)
     _, alpha, weighting = scoring

@@ -37,8 +37,7 @@ def exhaustive(
         LayerwaveError: as `elsi`.
     """
     num_layers = calibration.num_layers
-    check_size(size, num_layers)
-    check_count("beam", beam)
+    size, beam = check_size(size, num_layers), check_count("beam", beam)
     name, score = make_criterion(calibration, criterion, alpha, weighting)
     best, kept_sets, kept_scores = None, np.empty((0, size), dtype=np.int64), np.empty(0)
     for sets in all_sets(num_layers, size):

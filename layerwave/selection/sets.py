@@ -15,18 +15,29 @@ from layerwave.errors import LayerwaveError
 TIE = 1e-12
 
 
-def check_count(name: str, value: int) -> None:
-    """Raise unless the option `name` is at least 1."""
-    if value < 1:
-        raise LayerwaveError(f"{name} is {value}: it must be at least 1")
+def check_count(name: str, value: object) -> int:
+    """The option `name` as an int. Raises `LayerwaveError` unless it is a whole number of at least 1."""
+    count = _whole(name, value)
+    if count < 1:
+        raise LayerwaveError(f"{name} is {count}: it must be at least 1")
+    return count
 
 
-def check_size(size: int, num_layers: int) -> None:
-    """Raise unless a set of `size` layers can be chosen from `num_layers`."""
-    if not 1 <= size <= num_layers:
+def check_size(size: object, num_layers: int) -> int:
+    """The size as an int. Raises `LayerwaveError` unless sets of that many layers can be chosen from `num_layers`."""
+    count = _whole("the size of the layer set", size)
+    if not 1 <= count <= num_layers:
         raise LayerwaveError(
-            f"the size of the layer set is {size}: choose between 1 and the number of layers, {num_layers}"
+            f"the size of the layer set is {count}: choose between 1 and the number of layers, {num_layers}"
         )
+    return count
+
+
+def _whole(name: str, value: object) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise LayerwaveError(f"{name} is {value!r}: it must be a whole number") from None
 
 
 def check_layers(layers: Iterable, num_layers: int) -> tuple[int, ...]:

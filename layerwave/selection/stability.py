@@ -163,9 +163,8 @@ def stability(
     Source: Chamandy, Muralidharan, Najmi and Naidu, "Estimating uncertainty for massive data streams", Google 2012.
     """
     num_layers = calibration.num_layers
-    check_size(size, num_layers)
-    for name, count in (("beam", beam), ("expand", expand), ("pool", pool)):
-        check_count(name, count)
+    size = check_size(size, num_layers)
+    beam, expand, pool = check_count("beam", beam), check_count("expand", expand), check_count("pool", pool)
     if method not in ("elsi", "elsi_c"):
         raise LayerwaveError(f"stability of the method {method!r}: choose elsi or elsi_c, the ones that search a beam")
     if weighting not in ("raw", "trace"):

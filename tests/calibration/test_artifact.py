@@ -228,3 +228,16 @@ def test_missing_arrays_are_named(tmp_path):
 
 def test_the_repr_is_one_short_line():
     assert repr(make(0)) == "Calibration(tiny: 5 layers x 6 features, block 8, 4 pools, 7 samples, rho=0.3)"
+
+
+@pytest.mark.parametrize(
+    ("states", "message"),
+    [
+        ([["a", "b"]], "real numbers"),
+        (np.ones((N, B, D), complex), "complex128"),
+        ([[[1.0, 2.0]], [[1.0]]], "no array"),
+    ],
+)
+def test_states_that_are_no_real_array(states, message):
+    with pytest.raises(LayerwaveError, match=message):
+        Calibration.from_states(states)

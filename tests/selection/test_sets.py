@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from layerwave.errors import LayerwaveError
-from layerwave.selection.sets import all_sets, check_layers, check_size, eligible, ranking, sets_at
+from layerwave.selection.sets import all_sets, check_count, check_layers, check_size, eligible, ranking, sets_at
 
 
 @pytest.mark.parametrize(("num_layers", "size"), [(1, 1), (6, 1), (6, 3), (6, 6), (9, 4)])
@@ -43,3 +43,11 @@ def test_checks():
     for size in (0, 7, -1):
         with pytest.raises(LayerwaveError, match="number of layers, 6"):
             check_size(size, 6)
+
+
+def test_counts_are_whole_numbers():
+    assert check_count("beam", np.int64(3)) == 3
+    assert type(check_size(np.int64(3), 5)) is int
+    for value in (2.0, "2", None):
+        with pytest.raises(LayerwaveError, match=r"beam is .* whole number"):
+            check_count("beam", value)
