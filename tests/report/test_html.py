@@ -181,7 +181,7 @@ def test_given_states_say_what_is_missing(planted):
 
 def test_a_selection_of_another_target_is_refused(planted):
     other = elsi(Calibration.from_states(planted.states[:5]), 2)
-    with pytest.raises(LayerwaveError, match="of 5 layers, but the calibration of 9"):
+    with pytest.raises(LayerwaveError, match="elsi 1,3 was chosen from the states"):
         report_html(planted, [other])
 
 
