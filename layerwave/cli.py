@@ -84,12 +84,7 @@ class Calibrate:
             calibration = calibrate(
                 target, conversations, self.settings, batch_tokens=self.batch_tokens, progress=progress
             )
-        calibration.save(self.out)
-        if self.json:
-            _print_json({"out": str(self.out), **calibration.summary})
-            return
-        _print_summary(calibration)
-        print(f"wrote {self.out}")
+        _write_calibration(calibration, self.out, self.json)
 
 
 @dataclass(frozen=True)
@@ -114,12 +109,7 @@ class Merge:
         if self.without_replicates:
             parts = [part.without_replicates() for part in parts]
         calibration = Calibration.merge(parts)
-        calibration.save(self.out)
-        if self.json:
-            _print_json({"out": str(self.out), **calibration.summary})
-            return
-        _print_summary(calibration)
-        print(f"wrote {self.out}")
+        _write_calibration(calibration, self.out, self.json)
 
 
 @dataclass(frozen=True)
@@ -295,6 +285,15 @@ def _row(row) -> dict:
         "rank": place.rank,
         "of": place.total,
     }
+
+
+def _write_calibration(calibration, out: Path, as_json: bool) -> None:
+    calibration.save(out)
+    if as_json:
+        _print_json({"out": str(out), **calibration.summary})
+        return
+    _print_summary(calibration)
+    print(f"wrote {out}")
 
 
 def _print_summary(calibration) -> None:

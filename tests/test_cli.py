@@ -219,3 +219,19 @@ def test_progress_prints_plain_lines_without_a_terminal(capsys):
     assert lines[0] == "working …"
     assert len(lines) == 11
     assert lines[-1].startswith("working: 100/100 samples, 1,000 tokens")
+
+
+def test_merge(tmp_path, capsys):
+    lines = (ASSETS / "conversations.jsonl").read_text().splitlines()[:4]
+    parts = []
+    for half in (0, 1):
+        rows = tmp_path / f"{half}.jsonl"
+        rows.write_text("\n".join(lines[2 * half : 2 * half + 2]))
+        parts.append(tmp_path / f"{half}.safetensors")
+        main(["calibrate", "mini", str(rows), "--out", str(parts[-1]), "--block", "8", "--json"])
+    capsys.readouterr()
+    out = tmp_path / "both.safetensors"
+    main(["merge", *map(str, parts), "--out", str(out), "--without-replicates", "--json"])
+    assert json.loads(capsys.readouterr().out)["samples"] == 4
+    assert lw.Calibration.load(out).replicates is None
+    assert "at least two" in refused(capsys, "merge", parts[0], "--out", out)
