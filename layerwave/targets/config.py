@@ -34,7 +34,7 @@ _READ = frozenset(
 _NEUTRAL = frozenset(
     """architectures dtype torch_dtype transformers_version use_cache initializer_range bos_token_id eos_token_id
     pad_token_id attention_dropout pretraining_tp max_window_layers auto_map transformers.js_config
-    neftune_noise_alpha unsloth_version unsloth_fixed _name_or_path _attn_implementation_autoset output_attentions
+    neftune_noise_alpha unsloth_version unsloth_fixed output_attentions
     output_hidden_states return_dict chunk_size_feed_forward is_encoder_decoder id2label label2id problem_type
     max_length min_length do_sample early_stopping num_beams temperature top_k top_p typical_p repetition_penalty
     length_penalty no_repeat_ngram_size num_return_sequences""".split()
@@ -129,7 +129,8 @@ def _count(raw: Mapping[str, Any], key: str) -> int:
 
 
 def _refuse_unknown(raw: Mapping[str, Any]) -> None:
-    unknown = sorted(set(raw) - _READ - _NEUTRAL - set(_NEUTRAL_IF))
+    # Keys with an underscore in front (_name_or_path, _attn_implementation, …) are bookkeeping by convention.
+    unknown = sorted(key for key in set(raw) - _READ - _NEUTRAL - set(_NEUTRAL_IF) if not key.startswith("_"))
     if unknown:
         raise LayerwaveError(
             f"config.json: unknown keys {', '.join(unknown)}; they may change the forward pass, so they are not "

@@ -147,6 +147,11 @@ def test_config_faults(changes, message):
         DecoderConfig.from_hf(config_with(**changes))
 
 
+def test_bookkeeping_keys_are_read_over():
+    noted = config_with(_name_or_path="a/b", _model_name_or_path="c", transformers_version="4.0", temperature=0.7)
+    assert DecoderConfig.from_hf(noted) == DecoderConfig.from_hf(RAW)
+
+
 REAL = {
     "Qwen2.5-0.5B": """{"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
         "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02,
