@@ -135,7 +135,7 @@ def _assemble(parameter: _Parameter, tensors: TensorFiles, dtype: DTypeLike) -> 
 def _check_tensors(parameters: list[_Parameter], tensors: TensorFiles, config: DecoderConfig) -> None:
     wanted = {name: p.shape for p in parameters for name in p.tensors}
     given = {name for name in tensors.files if not name.endswith(_DERIVED_SUFFIXES)}
-    if config.tie_embeddings and "lm_head.weight" in given:
+    if config.tie_embeddings and {"lm_head.weight", "model.embed_tokens.weight"} <= given:
         if not np.array_equal(tensors.read("lm_head.weight"), tensors.read("model.embed_tokens.weight")):
             raise LayerwaveError(
                 "config.json says tie_word_embeddings, but lm_head.weight differs from model.embed_tokens.weight; "

@@ -96,6 +96,15 @@ def test_tied_checkpoint_may_repeat_its_head_but_not_contradict_it(tmp_path):
         load(tmp_path)
 
 
+def test_a_tied_head_without_the_embedding_is_listed_as_any_fault(tmp_path):
+    shutil.copytree(GOLDEN / "qwen2_tied", tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(LayerwaveError, match=r"missing model\.embed_tokens\.weight; unused lm_head\.weight"):
+        load(tmp_path)
+
+
 def test_truncated_file(checkpoint):
     path = checkpoint / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
