@@ -11,8 +11,8 @@ import pytest
 import layerwave
 
 PACKAGE = Path(layerwave.__file__).parent
-ROOMS = ("kernels", "targets", "calibration", "selection", "drafts", "decoding", "interop", "report")
-NEUTRAL = {"errors", "files", "progress"}
+ROOMS = ("kernels", "targets", "calibration", "selection", "drafts", "decoding", "interop", "report", "commands")
+NEUTRAL = {"errors", "files", "progress", "doctor"}
 """Modules at the top level that any room may import; they import no room."""
 
 

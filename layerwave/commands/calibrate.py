@@ -1,0 +1,82 @@
+"""`layerwave calibrate` and `layerwave merge`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
+
+from layerwave.calibration.settings import CalibrationSettings
+from layerwave.commands.printing import Json, check_out, print_json, progress_bar
+from layerwave.errors import LayerwaveError
+from layerwave.targets import DTypeName
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """Run a target over conversations once and keep the block sums of every layer in one file."""
+
+    target: Annotated[Positional[str], arg(metavar="TARGET")]
+    """Directory in Hugging Face format, hub id, or mini (the bundled model)."""
+    conversations: Annotated[Positional[Path], arg(metavar="CONVERSATIONS")]
+    """ShareGPT JSON or JSONL, OpenAI-style messages, or lines of {"text": ...}."""
+    out: Path
+    """The .safetensors file to write."""
+    settings: OmitArgPrefixes[CalibrationSettings] = CalibrationSettings()
+    dtype: DTypeName = "float32"
+    """Parameters and activations; norms, softmax and sums are float32 in any case."""
+    batch_tokens: int = 2048
+    """Tokens in a batch, padding included: memory and speed, not the result."""
+    json: Json = False
+
+    def run(self) -> None:
+        from layerwave.calibration import calibrate, read_conversations
+        from layerwave.targets import load_target
+
+        check_out(self.out, self.conversations)
+        conversations = read_conversations(self.conversations)
+        target = load_target(self.target, self.dtype)
+        with progress_bar(f"calibrating {self.target}") as progress:
+            calibration = calibrate(
+                target, conversations, self.settings, batch_tokens=self.batch_tokens, progress=progress
+            )
+        write_calibration(calibration, self.out, self.json)
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Join calibrations of disjoint conversations, made with the same target and settings."""
+
+    parts: Annotated[Positional[tuple[Path, ...]], arg(metavar="CALIBRATION ...")]
+    """Two or more files that `layerwave calibrate` wrote."""
+    out: Path
+    """The .safetensors file to write."""
+    without_replicates: FlagCreatePairsOff[bool] = False
+    """Leave out the bootstrap replicates, whose sums have to be in every part to be merged."""
+    json: Json = False
+
+    def run(self) -> None:
+        from layerwave.calibration import Calibration
+
+        check_out(self.out, *self.parts)
+        if len(self.parts) < 2:
+            raise LayerwaveError(f"{len(self.parts)} calibration to merge: name at least two")
+        parts = [Calibration.load(part) for part in self.parts]
+        if self.without_replicates:
+            parts = [part.without_replicates() for part in parts]
+        calibration = Calibration.merge(parts)
+        write_calibration(calibration, self.out, self.json)
+
+
+def write_calibration(calibration, out: Path, as_json: bool) -> None:
+    calibration.save(out)
+    if as_json:
+        print_json({"out": str(out), **calibration.summary})
+        return
+    print_summary(calibration)
+    print(f"wrote {out}")
+
+
+def print_summary(calibration) -> None:
+    print(f"{calibration!r}")
+    print("; ".join(f"{count:,} {what}" for what, count in calibration.summary.items() if count))
