@@ -1,11 +1,12 @@
-"""Hugging Face safetensors directories <-> parameters of the decoder.
+"""Hugging Face safetensors directories <-> parameters of a module.
 
-A parameter's path in the decoder is its tensor's name in the file: `layers.self_attn.q_proj.kernel` stands for the
-tensors `model.layers.{l}.self_attn.q_proj.weight` of all `l`, transposed and stacked.
+A parameter's path in the module is its tensor's name in the file: `layers.self_attn.q_proj.kernel` stands for the
+tensors `model.layers.{l}.self_attn.q_proj.weight` of all `l`, transposed and stacked. Drafts are read and written by
+the same rules.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,28 +84,77 @@ def _tensor_names(path: Path) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Parameter:
-    """One parameter of the decoder and the tensors it is made of."""
+class Parameter:
+    """One parameter of a module and the tensors it is made of."""
 
     path: tuple
     tensors: tuple[str, ...]
     shape: tuple[int, ...]
+    """Of each tensor."""
     transposed: bool
     stacked: bool
 
+    def assemble(self, read: Callable[[str], np.ndarray], dtype: DTypeLike) -> np.ndarray:
+        """The parameter from its tensors. Raises `LayerwaveError` for NaN or infinity, naming the tensor."""
+        pieces = []
+        for name in self.tensors:
+            piece = read(name).astype(dtype)
+            if not np.isfinite(piece).all():
+                raise LayerwaveError(f"tensor {name} holds NaN or infinity; download or save the checkpoint again")
+            pieces.append(piece.T if self.transposed else piece)
+        return np.stack(pieces) if self.stacked else np.ascontiguousarray(pieces[0])
 
-def _parameters(decoder: Decoder) -> Iterator[_Parameter]:
-    num_layers = decoder.config.num_layers
-    for path, variable in nnx.to_flat_state(nnx.state(decoder, nnx.Param)):
+    def pieces(self, value: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        """The tensors of the parameter, by name."""
+        for name, piece in zip(self.tensors, value if self.stacked else [value], strict=True):
+            yield name, np.ascontiguousarray(piece.T if self.transposed else piece)
+
+
+def parameters(module: nnx.Module, names: Callable[[list[str]], list[str]]) -> list[Parameter]:
+    """The parameters of a module; `names` gives the tensors' names, without their last part, of a path.
+
+    Parameters below an attribute `layers` are stacked: one tensor a layer.
+    """
+    found = []
+    for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Param)):
         *modules, leaf = path
         stacked, transposed = modules[0] == "layers", leaf == "kernel"
         shape = variable.shape[1:] if stacked else variable.shape
-        if stacked:
-            names = [".".join(["model.layers", str(l), *modules[1:], _LEAF_NAMES[leaf]]) for l in range(num_layers)]
-        else:
-            prefix = [] if modules[0] == "lm_head" else ["model"]
-            names = [".".join([*prefix, *modules, _LEAF_NAMES[leaf]])]
-        yield _Parameter(path, tuple(names), shape[::-1] if transposed else shape, transposed, stacked)
+        tensors = tuple(f"{name}.{_LEAF_NAMES[leaf]}" for name in names([str(part) for part in modules]))
+        found.append(Parameter(path, tensors, shape[::-1] if transposed else shape, transposed, stacked))
+    return found
+
+
+def load_parameters(
+    module: nnx.Module, wanted: list[Parameter], read: Callable[[str], np.ndarray], dtype: DTypeLike
+) -> None:
+    """Puts what `read` gives by name into the module, cast to `dtype`; `require_tensors` has been called before."""
+    state = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    loaded = {p.path: jnp.asarray(p.assemble(read, dtype)) for p in wanted}
+    nnx.update(module, nnx.from_flat_state([(path, variable.replace(loaded[path])) for path, variable in state]))
+
+
+def tensors_of(module: nnx.Module, wanted: list[Parameter], dtype: DTypeLike) -> dict[str, np.ndarray]:
+    """The module's parameters as tensors by name, cast to `dtype`."""
+    flat = dict(nnx.to_flat_state(nnx.state(module, nnx.Param)))
+    values = {p: np.asarray(jax.device_get(flat[p.path][...])).astype(dtype) for p in wanted}
+    return {name: piece for p, value in values.items() for name, piece in p.pieces(value)}
+
+
+def require_tensors(wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises one `LayerwaveError` that lists every missing, unused and misshapen tensor, by names and shapes."""
+    faults = [f"missing {name}" for name in sorted(wanted.keys() - given.keys())]
+    faults += [f"unused {name}" for name in sorted(given.keys() - wanted.keys())]
+    faults += [
+        f"misshapen {name}: got {given[name]}, expected {wanted[name]}"
+        for name in sorted(wanted.keys() & given.keys())
+        if given[name] != wanted[name]
+    ]
+    if faults:
+        raise LayerwaveError(
+            f"checkpoint does not fit its config.json, {len(faults)} faults: {'; '.join(faults)}; "
+            "correct config.json or download the checkpoint again"
+        )
 
 
 def load_decoder(config: DecoderConfig, tensors: TensorFiles, dtype: DTypeLike) -> Decoder:
@@ -114,26 +164,7 @@ def load_decoder(config: DecoderConfig, tensors: TensorFiles, dtype: DTypeLike) 
       LayerwaveError: one message that lists every missing, unused and misshapen tensor.
     """
     decoder = nnx.eval_shape(lambda: Decoder(config, dtype=dtype, rngs=nnx.Rngs(0)))
-    parameters = list(_parameters(decoder))
-    _check_tensors(parameters, tensors, config)
-    state = nnx.to_flat_state(nnx.state(decoder, nnx.Param))
-    loaded = {p.path: jnp.asarray(_assemble(p, tensors, dtype)) for p in parameters}
-    nnx.update(decoder, nnx.from_flat_state([(path, variable.replace(loaded[path])) for path, variable in state]))
-    return decoder
-
-
-def _assemble(parameter: _Parameter, tensors: TensorFiles, dtype: DTypeLike) -> np.ndarray:
-    pieces = []
-    for name in parameter.tensors:
-        piece = tensors.read(name).astype(dtype)
-        if not np.isfinite(piece).all():
-            raise LayerwaveError(f"{tensors.files[name]}: tensor {name} holds NaN or infinity; download it again")
-        pieces.append(piece.T if parameter.transposed else piece)
-    return np.stack(pieces) if parameter.stacked else np.ascontiguousarray(pieces[0])
-
-
-def _check_tensors(parameters: list[_Parameter], tensors: TensorFiles, config: DecoderConfig) -> None:
-    wanted = {name: p.shape for p in parameters for name in p.tensors}
+    wanted = _decoder_parameters(decoder)
     given = {name for name in tensors.files if not name.endswith(_DERIVED_SUFFIXES)}
     if config.tie_embeddings and {"lm_head.weight", "model.embed_tokens.weight"} <= given:
         if not np.array_equal(tensors.read("lm_head.weight"), tensors.read("model.embed_tokens.weight")):
@@ -142,25 +173,22 @@ def _check_tensors(parameters: list[_Parameter], tensors: TensorFiles, config: D
                 "set tie_word_embeddings to false"
             )
         given.discard("lm_head.weight")
-    faults = [f"missing {name}" for name in sorted(wanted.keys() - given)]
-    faults += [f"unused {name}" for name in sorted(given - wanted.keys())]
-    for name in sorted(wanted.keys() & given):
-        shape = tensors.shape(name)
-        if shape != wanted[name]:
-            faults.append(f"misshapen {name}: got {shape}, expected {wanted[name]}")
-    if faults:
-        raise LayerwaveError(
-            f"checkpoint does not fit its config.json, {len(faults)} faults: {'; '.join(faults)}; "
-            "correct config.json or download the checkpoint again"
-        )
+    require_tensors(
+        {name: p.shape for p in wanted for name in p.tensors}, {name: tensors.shape(name) for name in given}
+    )
+    load_parameters(decoder, wanted, tensors.read, dtype)
+    return decoder
 
 
 def save_decoder(decoder: Decoder, path: Path, dtype: DTypeLike) -> None:
     """Writes `path` (a `model.safetensors`) with the tensor names that `load_decoder` and transformers read."""
-    tensors = {}
-    flat = dict(nnx.to_flat_state(nnx.state(decoder, nnx.Param)))
-    for parameter in _parameters(decoder):
-        value = np.asarray(jax.device_get(flat[parameter.path][...])).astype(dtype)
-        for name, piece in zip(parameter.tensors, value if parameter.stacked else [value], strict=True):
-            tensors[name] = np.ascontiguousarray(piece.T if parameter.transposed else piece)
-    save_file(tensors, path, metadata={"format": "pt"})
+    save_file(tensors_of(decoder, _decoder_parameters(decoder), dtype), path, metadata={"format": "pt"})
+
+
+def _decoder_parameters(decoder: Decoder) -> list[Parameter]:
+    def names(modules: list[str]) -> list[str]:
+        if modules[0] == "layers":
+            return [".".join(["model.layers", str(l), *modules[1:]]) for l in range(decoder.config.num_layers)]
+        return [".".join(modules if modules[0] == "lm_head" else ["model", *modules])]
+
+    return parameters(decoder, names)

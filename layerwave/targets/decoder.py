@@ -3,7 +3,7 @@
 Attribute names are those of the Hugging Face checkpoints, so that a parameter's path *is* its tensor's name
 (checkpoint.py). The layers are one stacked module that `jax.lax.scan` runs through: compilation takes the same time
 for 8 layers and for 80, and the scan's outputs are the hidden states of all layers. Call it inside `jit`: outside, each
-call compiles its scan again.
+call compiles its scan again. Everything computes in the dtype of the parameters.
 
 Letters: `b` sequences, `T` tokens, `S` cache slots, `N` layers, `D` features, `H`/`K` query/key heads, `V` vocabulary.
 """
@@ -60,6 +60,12 @@ class RMSNorm(nnx.Module):
         return scale * x32.astype(x.dtype)
 
 
+def matmul_precision(dtype: DTypeLike):
+    """Context in which products of `dtype` are as exact as it: accelerators multiply float32 in TF32 or bfloat16
+    unless told otherwise."""
+    return jax.default_matmul_precision("highest" if dtype == jnp.float32 else "default")
+
+
 def attend(
     q_bthd: Float[Array, "b T H head_dim"],
     k_bskd: Float[Array, "b S K head_dim"],
@@ -78,37 +84,52 @@ def attend(
     return jnp.einsum("bkgts,bskd->btkgd", weights, v_bskd).reshape(q_bthd.shape)
 
 
+def masked_attention(mask_bts, cached=None):
+    """The attention of a layer: from rotated queries, keys and values to (mixed values, (keys, values)).
+
+    `cached`: None, or the layer's keys, values and first slot to write; the new ones go to it and are seen with it.
+    """
+
+    def attention(q_bthd, k_btkd, v_btkd):
+        if cached is not None:
+            keys, values, start_b = cached
+            write = jax.vmap(lambda buffer, new, start: jax.lax.dynamic_update_slice(buffer, new, (start, 0, 0)))
+            k_btkd, v_btkd = write(keys, k_btkd, start_b), write(values, v_btkd, start_b)
+        return attend(q_bthd, k_btkd, v_btkd, mask_bts), (k_btkd, v_btkd)
+
+    return attention
+
+
 class Attention(nnx.Module):
-    """Grouped-query attention with rotary positions; optional biases (Qwen2) and query/key norms (Qwen3)."""
+    """Grouped-query attention with rotary positions; optional biases (Qwen2) and query/key norms (Qwen3).
 
-    def __init__(self, config: DecoderConfig, dtype: DTypeLike, rngs: nnx.Rngs):
+    `input_size`: of what is projected, where it is not the hidden size (the draft's layer reads two vectors).
+    """
+
+    def __init__(self, config: DecoderConfig, dtype: DTypeLike, rngs: nnx.Rngs, input_size: int | None = None):
         def linear(inputs: int, outputs: int, bias: bool) -> nnx.Linear:
-            return nnx.Linear(inputs, outputs, use_bias=bias, dtype=dtype, param_dtype=dtype, rngs=rngs)
+            return nnx.Linear(inputs, outputs, use_bias=bias, param_dtype=dtype, rngs=rngs)
 
+        input_size = input_size or config.hidden_size
         query_size, key_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.head_dim = config.head_dim
-        self.q_proj = linear(config.hidden_size, query_size, config.qkv_bias)
-        self.k_proj = linear(config.hidden_size, key_size, config.qkv_bias)
-        self.v_proj = linear(config.hidden_size, key_size, config.qkv_bias)
+        self.q_proj = linear(input_size, query_size, config.qkv_bias)
+        self.k_proj = linear(input_size, key_size, config.qkv_bias)
+        self.v_proj = linear(input_size, key_size, config.qkv_bias)
         self.o_proj = linear(query_size, config.hidden_size, config.o_bias)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps, dtype) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps, dtype) if config.qk_norm else None
 
-    def __call__(self, x_btd, turn, mask_bts, cached):
-        """`cached`: None, or this layer's keys, values and first slot to write. Returns output, (keys, values)."""
+    def __call__(self, x_btd, turn, attention):
+        """`attention`: what the queries see (see `masked_attention`). Returns the output and what it hands on."""
         q_bthd, k_btkd, v_btkd = (
             projection(x_btd).reshape(*x_btd.shape[:2], -1, self.head_dim)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         if self.q_norm is not None:
             q_bthd, k_btkd = self.q_norm(q_bthd), self.k_norm(k_btkd)
-        q_bthd, k_btkd = rotate(q_bthd, *turn), rotate(k_btkd, *turn)
-        if cached is not None:
-            keys, values, start_b = cached
-            write = jax.vmap(lambda buffer, new, start: jax.lax.dynamic_update_slice(buffer, new, (start, 0, 0)))
-            k_btkd, v_btkd = write(keys, k_btkd, start_b), write(values, v_btkd, start_b)
-        mixed_bthd = attend(q_bthd, k_btkd, v_btkd, mask_bts)
-        return self.o_proj(mixed_bthd.reshape(*x_btd.shape[:2], -1)), (k_btkd, v_btkd)
+        mixed_bthd, kept = attention(rotate(q_bthd, *turn), rotate(k_btkd, *turn), v_btkd)
+        return self.o_proj(mixed_bthd.reshape(*x_btd.shape[:2], -1)), kept
 
 
 class MLP(nnx.Module):
@@ -116,7 +137,7 @@ class MLP(nnx.Module):
 
     def __init__(self, config: DecoderConfig, dtype: DTypeLike, rngs: nnx.Rngs):
         def linear(inputs: int, outputs: int) -> nnx.Linear:
-            return nnx.Linear(inputs, outputs, use_bias=config.mlp_bias, dtype=dtype, param_dtype=dtype, rngs=rngs)
+            return nnx.Linear(inputs, outputs, use_bias=config.mlp_bias, param_dtype=dtype, rngs=rngs)
 
         self.gate_proj = linear(config.hidden_size, config.intermediate_size)
         self.up_proj = linear(config.hidden_size, config.intermediate_size)
@@ -135,10 +156,10 @@ class DecoderLayer(nnx.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
         self.mlp = MLP(config, dtype, rngs)
 
-    def __call__(self, x_btd, turn, mask_bts, cached):
-        attended, keys_values = self.self_attn(self.input_layernorm(x_btd), turn, mask_bts, cached)
+    def __call__(self, x_btd, turn, attention):
+        attended, kept = self.self_attn(self.input_layernorm(x_btd), turn, attention)
         x_btd = x_btd + attended
-        return x_btd + self.mlp(self.post_attention_layernorm(x_btd)), keys_values
+        return x_btd + self.mlp(self.post_attention_layernorm(x_btd)), kept
 
 
 class Decoder(nnx.Module):
@@ -146,7 +167,7 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: DecoderConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
         def embedding() -> nnx.Embed:
-            return nnx.Embed(config.vocab_size, config.hidden_size, dtype=dtype, param_dtype=dtype, rngs=rngs)
+            return nnx.Embed(config.vocab_size, config.hidden_size, param_dtype=dtype, rngs=rngs)
 
         @nnx.split_rngs(splits=config.num_layers)
         @nnx.vmap
@@ -169,7 +190,7 @@ class Decoder(nnx.Module):
 
     def logits(self, normed: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Next-token logits of final-normed states, float32."""
-        with self._precision():
+        with matmul_precision(self.dtype):
             return jnp.einsum("...d,vd->...v", normed, self.head_weight(), preferred_element_type=jnp.float32)
 
     def __call__(
@@ -205,17 +226,13 @@ class Decoder(nnx.Module):
         def run(x_btd, xs):
             params, keys, values = xs
             cached = None if cache is None else (keys, values, start)
-            x_btd, (keys, values) = nnx.merge(layer_def, params)(x_btd, turn, mask, cached)
+            x_btd, (keys, values) = nnx.merge(layer_def, params)(x_btd, turn, masked_attention(mask, cached))
             # Without a cache the keys die here; returning them would keep N x b x T of them alive.
             return x_btd, (x_btd, None if cache is None else (keys, values))
 
         cached = (None, None) if cache is None else (cache.keys, cache.values)
-        with self._precision():
+        with matmul_precision(self.dtype):
             x_btd, (states, written) = jax.lax.scan(run, self.embed_tokens(tokens), (layer_params, *cached))
         if cache is not None:
             cache = KVCache(*written, cache.length + length)
         return DecoderOutput(states, self.norm(x_btd), cache)
-
-    def _precision(self):
-        # Accelerators multiply float32 in TF32 or bfloat16 unless told otherwise.
-        return jax.default_matmul_precision("highest" if self.dtype == jnp.float32 else "default")
