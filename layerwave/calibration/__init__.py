@@ -4,5 +4,6 @@ from layerwave.calibration.artifact import Calibration
 from layerwave.calibration.conversations import read_conversations
 from layerwave.calibration.settings import CalibrationSettings
 from layerwave.calibration.stream import calibrate
+from layerwave.calibration.token_sample import TokenSample
 
-__all__ = ["Calibration", "CalibrationSettings", "calibrate", "read_conversations"]
+__all__ = ["Calibration", "CalibrationSettings", "TokenSample", "calibrate", "read_conversations"]

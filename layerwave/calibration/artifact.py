@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +14,8 @@ from jaxtyping import Float32, Int64, UInt8, UInt64
 
 from layerwave.calibration.replicates import Replicates, sample_weights
 from layerwave.calibration.settings import POOLS, CalibrationSettings
-from layerwave.calibration.storage import ARRAYS, REPLICATE_ARRAYS, read, write
+from layerwave.calibration.storage import ARRAYS, REPLICATE_ARRAYS, TOKEN_ARRAYS, read, write
+from layerwave.calibration.token_sample import TokenSample
 from layerwave.errors import LayerwaveError
 
 
@@ -50,6 +50,8 @@ class Calibration:
     """Rows read, rows dropped by reason, samples cut to `max_length`, compilations: see `calibrate`."""
     replicates: Replicates | None = None
     """Bootstrap replicates and parts of the samples of the chosen pool; None when switched off."""
+    tokens: TokenSample | None = None
+    """States of all layers at single drawn positions, for predicted acceptance; None when switched off."""
 
     @property
     def num_layers(self) -> int:
@@ -131,6 +133,7 @@ class Calibration:
                 "blocks": int(self.counts[pool]),
             }
             | self._replicate_summary
+            | (self.tokens.summary(self.settings) if self.tokens else {})
         )
 
     @property
@@ -207,8 +210,8 @@ class Calibration:
 
         Raises:
             LayerwaveError: nothing to merge, parts that differ in target or settings (the field is named),
-                states given by a user, a conversation that stands in two parts, or replicates whose sums were
-                too large to keep.
+                states given by a user, a conversation that stands in two parts, replicates whose sums were too
+                large to keep, or some parts with and some without replicates or a token sample.
         """
         if not parts:
             raise LayerwaveError("no calibration to merge: pass at least one")
@@ -229,7 +232,9 @@ class Calibration:
                 f"{len(fingerprints) - len(unique)} of {len(fingerprints)} samples stand in two of the "
                 "calibrations, but each may count only once: calibrate disjoint parts of the conversations"
             )
-        replicates = _merged_replicates(parts)
+        replicates = Replicates.merge(
+            [part.replicates for part in parts], parts[0].sums.shape[-1], parts[0].settings.replicate_megabytes
+        )
         joined = {
             name: np.concatenate([getattr(part, name) for part in parts], axis=axis).take(order, axis=axis)
             for name, axis in (("curves", 1), ("kept", 1), ("lengths", 0), ("sinks", 0), ("fingerprints", 0))
@@ -244,6 +249,7 @@ class Calibration:
             target_dtype=parts[0].target_dtype,
             tallies={key: sum(part.tallies.get(key, 0) for part in parts) for key in parts[0].tallies},
             replicates=replicates,
+            tokens=_merged_tokens(parts),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -264,7 +270,8 @@ class Calibration:
                 "tallies": json.dumps(self.tallies),
             },
             arrays={name: getattr(self, name) for name in ARRAYS}
-            | {name: getattr(self.replicates, name.removeprefix("replicate_"), None) for name in REPLICATE_ARRAYS},
+            | {name: getattr(self.replicates, name.removeprefix("replicate_"), None) for name in REPLICATE_ARRAYS}
+            | {name: getattr(self.tokens, name.removeprefix("token_"), None) for name in TOKEN_ARRAYS},
         )
 
     @classmethod
@@ -276,15 +283,17 @@ class Calibration:
                 or arrays that are missing or do not fit together.
         """
         settings, header, arrays = read(path)
-        grams, centred, sums = (arrays.pop(name, None) for name in REPLICATE_ARRAYS)
+        grams, centred, sums = (arrays.get(name) for name in REPLICATE_ARRAYS)
+        tokens = {name.removeprefix("token_"): arrays[name] for name in TOKEN_ARRAYS if name in arrays}
         return cls(
-            **arrays,
+            **{name: arrays[name] for name in ARRAYS},
             settings=settings,
             target_name=header["target_name"],
             target_fingerprint=header["target_fingerprint"],
             target_dtype=header["target_dtype"],
             tallies=json.loads(header["tallies"]),
             replicates=None if grams is None else Replicates(grams, centred, sums),
+            tokens=TokenSample(**tokens) if tokens else None,
         )
 
 
@@ -313,18 +322,14 @@ def _identity(part: Calibration) -> dict[str, object]:
     }
 
 
-def _merged_replicates(parts: Sequence[Calibration]) -> Replicates | None:
-    """Replicates of all samples; None where no part has any."""
-    replicates = [part.replicates for part in parts]
-    if all(part is None for part in replicates):
+def _merged_tokens(parts: Sequence[Calibration]) -> TokenSample | None:
+    """Token sample of all positions; None where no part has any."""
+    samples = [part.tokens for part in parts]
+    if all(sample is None for sample in samples):
         return None
-    for number, part in enumerate(replicates):
-        if part is None or part.sums is None:
-            held = "no replicates" if part is None else "the replicates' Grams without their sums"
-            size = max(part.megabytes(parts[0].sums.shape[-1]) for part in replicates if part is not None)
-            raise LayerwaveError(
-                f"calibration {number} (counted from 0) holds {held}, but Grams of parts do not add up to those of the "
-                f"whole: calibrate all parts with replicate_megabytes of at least {math.ceil(size)}, or merge them "
-                "without replicates (`layerwave merge --without-replicates`)"
-            )
-    return Replicates.merge(replicates, parts[0].settings.replicate_megabytes)
+    if None in samples:
+        raise LayerwaveError(
+            f"calibration {samples.index(None)} (counted from 0) holds no token sample, but others do: calibrate all "
+            "parts with token_sample=True, or all with token_sample=False (--no-token-sample)"
+        )
+    return TokenSample.merge(samples, parts[0].settings)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,13 +66,27 @@ def read_conversations(
         LayerwaveError: a file that cannot be read, is empty, not UTF-8 or not JSON (line number), or nested too
             deeply, a row of unknown form, role or key (line or row number), or no usable conversation at all.
     """
+    return _read(source, _conversation)
+
+
+def read_prompts(
+    source: str | os.PathLike[str] | Sequence[Mapping[str, Any]] | Conversations,
+) -> Conversations:
+    """Reads what is asked: rows as `read_conversations` takes, `{"turns": ["...", ...]}` or `{"prompt": "..."}`.
+
+    Each text of `turns` (Spec-Bench, MT-Bench) and `prompt` becomes a user's turn. Raises as `read_conversations`.
+    """
+    return _read(source, _prompt)
+
+
+def _read(source: Any, parse: Callable[[Any, str], Conversation | None]) -> Conversations:
     if isinstance(source, Conversations):
         return source
     if isinstance(source, str | os.PathLike):
         name, rows = str(source), list(_rows_of_file(Path(source)))
     else:
         name, rows = "the list", [(f"row {number}", row) for number, row in enumerate(source, 1)]
-    conversations = [_conversation(row, where) for where, row in rows]
+    conversations = [parse(row, where) for where, row in rows]
     usable = tuple(conversation for conversation in conversations if conversation is not None)
     if not usable:
         raise LayerwaveError(
@@ -145,6 +159,16 @@ def _conversation(row: Any, where: str) -> Conversation | None:
         text = _words(row["text"], where, "text")
         return Conversation((), text, where) if text.strip() else None
     raise LayerwaveError(f"{where}: has the keys {sorted(map(str, row))}, but must look like {_FORMS}: rename them")
+
+
+def _prompt(row: Any, where: str) -> Conversation | None:
+    """As `_conversation`, for rows of bare questions too."""
+    questions = None
+    if isinstance(row, Mapping) and not row.keys() & {"conversations", "messages"}:
+        questions = [row["prompt"]] if "prompt" in row else row.get("turns")
+    if not isinstance(questions, list):
+        return _conversation(row, where)
+    return _conversation({"messages": [{"role": "user", "content": question} for question in questions]}, where)
 
 
 def _turn(turn: Any, where: str) -> Turn:

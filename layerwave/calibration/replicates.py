@@ -6,13 +6,14 @@ they need not be stored, and the sums of two disjoint calibrations add to those 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
 from jaxtyping import Float32, Float64, UInt8, UInt64
 
+from layerwave.errors import LayerwaveError
 from layerwave.kernels import centred_gram, gram
 
 SHARES = (0.125, 0.25, 0.5)
@@ -71,6 +72,21 @@ class Replicates:
         return cls(np.stack(grams), np.stack(centred), kept)
 
     @classmethod
-    def merge(cls, parts: Iterable["Replicates"], limit: float) -> "Replicates":
-        """Replicates of all samples together, from the sums of disjoint parts, which must be there."""
+    def merge(cls, parts: Sequence["Replicates | None"], features: int, limit: float) -> "Replicates | None":
+        """Replicates of all samples together, from the sums of disjoint parts; None where no part has any.
+
+        Raises:
+            LayerwaveError: some part has none, or its sums, of states with so many features, were not kept.
+        """
+        if all(part is None for part in parts):
+            return None
+        for number, part in enumerate(parts):
+            if part is None or part.sums is None:
+                held = "no replicates" if part is None else "the replicates' Grams without their sums"
+                size = max(part.megabytes(features) for part in parts if part is not None)
+                raise LayerwaveError(
+                    f"calibration {number} (counted from 0) holds {held}, but Grams of parts do not add up to those "
+                    f"of the whole: calibrate all parts with replicate_megabytes of at least {math.ceil(size)}, or "
+                    "merge them without replicates (`layerwave merge --without-replicates`)"
+                )
         return cls.from_sums(reduce(np.add, [part.sums for part in parts]), limit)

@@ -41,7 +41,7 @@ class CalibrationSettings:
     """A sink's norm exceeds this multiple of the sample's median norm in any layer (our decision)."""
 
     seed: int = 0
-    """Seed of the permutation that chooses the samples, and of the bootstrap's weights."""
+    """Seed of the permutation that chooses the samples, of the bootstrap's weights, and of the token sample."""
 
     replicates: int = 32
     """Poisson bootstrap replicates kept for the stability of the selection; 0 switches them off (our decision)."""
@@ -50,10 +50,25 @@ class CalibrationSettings:
     """Largest size of the replicates' sums that the artifact keeps. Larger ones leave only their Grams, which serve
     the stability but cannot be merged with another calibration's."""
 
+    token_sample: bool = True
+    """Keep the states of all layers at single positions, from which predicted acceptance is computed."""
+
+    fit_positions: int = 2048
+    """Positions on which predicted acceptance is fitted (our decision)."""
+
+    score_positions: int = 1024
+    """Positions on which it is scored, of other conversations than those that fit (our decision)."""
+
+    token_megabytes: float = 256.0
+    """Largest size of the token sample. Where float32 does not fit, it is kept in bfloat16; where that does not fit
+    either, the states are projected by a seeded Gaussian matrix to the greatest width that does."""
+
     def __post_init__(self) -> None:
         _require(0 < self.rho <= 1, "rho", self.rho, "a fraction in (0, 1]")
         _require(_whole(self.block) and self.block >= 1, "block", self.block, "a whole number of tokens >= 1")
-        _require(_whole(self.samples) and self.samples >= 1, "samples", self.samples, "a whole number >= 1")
+        for name in ("samples", "fit_positions", "score_positions"):
+            value = getattr(self, name)
+            _require(_whole(value) and value >= 1, name, value, "a whole number >= 1")
         _require(
             _whole(self.max_length) and self.max_length >= self.block,
             "max_length",
@@ -71,6 +86,8 @@ class CalibrationSettings:
         _require(_whole(self.seed) and self.seed >= 0, "seed", self.seed, "a whole number >= 0")
         _require(_whole(self.replicates) and self.replicates >= 0, "replicates", self.replicates, "a whole number >= 0")
         _require(self.replicate_megabytes >= 0, "replicate_megabytes", self.replicate_megabytes, "a number >= 0")
+        _require(isinstance(self.token_sample, bool), "token_sample", self.token_sample, "True or False")
+        _require(self.token_megabytes > 0, "token_megabytes", self.token_megabytes, "a number > 0")
 
 
 def _whole(value: object) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
@@ -17,7 +18,7 @@ from layerwave.errors import LayerwaveError
 from layerwave.files import whole_file
 
 FORMAT = "layerwave.calibration"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 # Letters as in `Calibration`; C accumulators of the replicates.
 ARRAYS = {
@@ -33,6 +34,21 @@ REPLICATE_ARRAYS = {
     "replicate_grams": (np.float64, "CNBB"),
     "replicate_centred": (np.float64, "CNBB"),
     "replicate_sums": (np.float32, "CNBD"),
+}
+# Letters as in `TokenSample`; Y of the Q positions score. The states are of one of two dtypes, all of the same.
+_STATES = (np.float32, jnp.bfloat16)
+TOKEN_ARRAYS = {
+    "token_states": (_STATES, "NQW"),
+    "token_embeddings": (_STATES, "QD"),
+    "token_normed": (_STATES, "QD"),
+    "token_head": (_STATES, "RD"),
+    "token_vocabulary": (np.int32, "R"),
+    "token_top_tokens": (np.int32, "YK"),
+    "token_log_normaliser": (np.float32, "Y"),
+    "token_samples": (np.uint64, "Q"),
+    "token_positions": (np.int32, "Q"),
+    "token_priorities": (np.uint64, "Q"),
+    "token_sinks": (np.bool_, "Q"),
 }
 _HEADER = ("target_name", "target_fingerprint", "target_dtype", "tallies")
 _REMEDY = "make it again with `layerwave calibrate`"
@@ -73,7 +89,8 @@ def read(
     try:
         with safe_open(path, framework="numpy") as file:
             header = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys() if name in ARRAYS | REPLICATE_ARRAYS}
+            known = ARRAYS | REPLICATE_ARRAYS | TOKEN_ARRAYS
+            arrays = {name: file.get_tensor(name) for name in file.keys() if name in known}
     except (OSError, SafetensorError) as error:
         raise LayerwaveError(f"cannot read {path} (not a whole safetensors file: {error}): {_REMEDY}") from error
     if header.get("format") != FORMAT:
@@ -108,13 +125,37 @@ def _fault(arrays: dict[str, np.ndarray], settings: CalibrationSettings | None) 
         expected |= {
             name: kind for name, kind in REPLICATE_ARRAYS.items() if not (optional and name == "replicate_sums")
         }
+    if arrays.keys() & TOKEN_ARRAYS.keys():
+        expected |= TOKEN_ARRAYS
     if missing := [name for name in expected if name not in arrays]:
         return f"it lacks {', '.join(missing)}"
     for name, (dtype, axes) in expected.items():
         array = arrays[name]
-        if array.dtype != dtype or array.ndim != len(axes):
-            return f"{name} is {array.dtype} with {array.ndim} axes, expected {np.dtype(dtype)} {axes}"
+        kinds = [np.dtype(kind) for kind in (dtype if isinstance(dtype, tuple) else (dtype,))]
+        if array.dtype not in kinds or array.ndim != len(axes):
+            names = " or ".join(kind.name for kind in kinds)
+            return f"{name} is {array.dtype} with {array.ndim} axes, expected {names} {axes}"
         for axis, size in zip(axes, array.shape, strict=True):
             if sizes.setdefault(axis, size) != size:
                 return f"{name} has shape {array.shape}, expected {sizes[axis]} on axis {axis} of {axes}"
+    return _token_fault(arrays) if "token_states" in arrays else None
+
+
+def _token_fault(arrays: dict[str, np.ndarray]) -> str | None:
+    """Say what contradicts itself in a token sample whose arrays have their right dtypes and axes."""
+    dtypes = {arrays[name].dtype.name for name, (kind, _) in TOKEN_ARRAYS.items() if kind is _STATES}
+    if len(dtypes) > 1:
+        return f"the token sample's states are {' and '.join(sorted(dtypes))}, expected one dtype"
+    samples, top_tokens = arrays["token_samples"], arrays["token_top_tokens"]
+    first = len(samples) - len(top_tokens)
+    if first < 0:
+        return f"token_top_tokens has {len(top_tokens)} rows, expected at most {len(samples)}, one a position"
+    if arrays["token_states"].shape[2] > arrays["token_embeddings"].shape[1]:
+        return f"token_states has shape {arrays['token_states'].shape}, wider than the model"
+    if not np.array_equal(arrays["token_vocabulary"], np.unique(top_tokens)):
+        return "token_vocabulary is not the ascending union of token_top_tokens"
+    if not np.isin(samples, arrays["fingerprints"]).all():
+        return "token_samples names samples that fingerprints does not"
+    if np.isin(samples[:first], samples[first:]).any():
+        return "token_samples has a sample that both fits and scores"
     return None

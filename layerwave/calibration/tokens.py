@@ -4,14 +4,14 @@ import hashlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int32, UInt64
 
-from layerwave.calibration.conversations import Conversation, Conversations
+from layerwave.calibration.conversations import Conversation, Conversations, Turn
 from layerwave.calibration.settings import CalibrationSettings
 from layerwave.errors import LayerwaveError
 
@@ -53,7 +53,7 @@ class Batch:
     lengths: Int32[np.ndarray, " b"]
 
 
-def encode(tokenizer: Any, conversation: Conversation) -> list[int]:
+def encode(tokenizer: Any, conversation: Conversation, *, add_generation_prompt: bool = False) -> list[int]:
     """Token ids of one conversation through the tokenizer's chat template, or of a plain text.
 
     There is never more than one BOS at the start, and there is one whenever the template writes it or the
@@ -65,22 +65,35 @@ def encode(tokenizer: Any, conversation: Conversation) -> list[int]:
     """
     text = conversation.text
     if conversation.turns:
-        if not tokenizer.chat_template:
-            raise LayerwaveError(
-                f"{conversation.where}: a conversation, but the target's tokenizer has no chat template: put "
-                'chat_template.jinja beside the tokenizer, or give plain {"text": "..."} rows'
-            )
-        messages = [{"role": turn.role, "content": turn.content} for turn in conversation.turns]
-        try:
-            text = tokenizer.apply_chat_template(messages, tokenize=False, date_string=TEMPLATE_DATE)
-        except Exception as error:  # a template is a program: it may raise anything
-            raise TemplateRefusalError(" ".join(f"{type(error).__name__}: {error}".split())) from error
+        text = render(tokenizer, conversation.turns, conversation.where, add_generation_prompt=add_generation_prompt)
     ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+    found, wanted = leading_bos(tokenizer, ids)
+    return [tokenizer.bos_token_id] * wanted + ids[found:]
+
+
+def render(tokenizer: Any, turns: Sequence[Turn], where: str, *, add_generation_prompt: bool = False) -> str:
+    """What the tokenizer's chat template makes of the turns; raises as `encode` does."""
+    if not tokenizer.chat_template:
+        raise LayerwaveError(
+            f"{where}: a conversation, but the target's tokenizer has no chat template: put "
+            'chat_template.jinja beside the tokenizer, or give plain {"text": "..."} rows'
+        )
+    messages = [{"role": turn.role, "content": turn.content} for turn in turns]
+    try:
+        return tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt, date_string=TEMPLATE_DATE
+        )
+    except Exception as error:  # a template is a program: it may raise anything
+        raise TemplateRefusalError(" ".join(f"{type(error).__name__}: {error}".split())) from error
+
+
+def leading_bos(tokenizer: Any, ids: Sequence[int]) -> tuple[int, int]:
+    """How many BOS a text's ids start with, and how many they should: one if any, or if the tokenizer puts it there."""
     bos = tokenizer.bos_token_id
     if bos is None:
-        return ids
-    rest = next((place for place, token in enumerate(ids) if token != bos), len(ids))
-    return [bos] * (rest > 0 or adds_bos(tokenizer)) + ids[rest:]
+        return 0, 0
+    found = next((place for place, token in enumerate(ids) if token != bos), len(ids))
+    return found, int(found > 0 or adds_bos(tokenizer))
 
 
 def adds_bos(tokenizer: Any) -> bool:
@@ -94,6 +107,25 @@ def writes_today(tokenizer: Any) -> bool:
     return "strftime_now" in template and "date_string" not in template
 
 
+def warn_of_today(tokenizer: Any, conversations: Iterable[Conversation]) -> None:
+    """Says so when the template writes the date of the day into one of the conversations."""
+    if writes_today(tokenizer) and any(conversation.turns for conversation in conversations):
+        logger.warning(
+            "the chat template writes today's date: tokens and fingerprints change from day to day; "
+            "write a fixed date into the template"
+        )
+
+
+def check_vocabulary(tokenizer: Any, vocab_size: int, ids: Int32[np.ndarray, " T"], where: str) -> None:
+    """Raises `LayerwaveError` for a token that the model has no embedding for."""
+    if (highest := int(ids.max())) >= vocab_size:
+        raise LayerwaveError(
+            f"{where}: token {highest} ({tokenizer.convert_ids_to_tokens(highest)!r}) is "
+            f"outside the model's vocabulary of {vocab_size}: use the tokenizer that belongs to the model, or "
+            "remove the token from conversations and chat template"
+        )
+
+
 def fingerprint(ids: Int32[np.ndarray, " T"], repetition: int = 0) -> np.uint64:
     """First eight bytes of the SHA-256 of the token ids (int32, little-endian).
 
@@ -103,6 +135,17 @@ def fingerprint(ids: Int32[np.ndarray, " T"], repetition: int = 0) -> np.uint64:
     """
     content = ids.astype("<i4").tobytes() + (repetition.to_bytes(8, "little") if repetition else b"")
     return np.frombuffer(hashlib.sha256(content).digest()[:8], "<u8")[0].astype(np.uint64)
+
+
+def fingerprints(samples: Iterable[Int32[np.ndarray, " _"]]) -> UInt64[np.ndarray, " S"]:
+    """One fingerprint a sample, unique even where samples repeat."""
+    seen: Counter = Counter()
+    found = []
+    for ids in samples:
+        first = fingerprint(ids)
+        found.append(fingerprint(ids, seen[first]))
+        seen[first] += 1
+    return np.array(found, np.uint64)
 
 
 def draw_samples(
@@ -119,11 +162,7 @@ def draw_samples(
             vocabulary, or every sample shorter than a block.
     """
     order = np.random.default_rng(settings.seed).permutation(len(conversations))[: settings.samples]
-    if writes_today(tokenizer) and any(conversations[row].turns for row in order):
-        logger.warning(
-            "the chat template writes today's date: tokens and fingerprints change from day to day; "
-            "write a fixed date into the template"
-        )
+    warn_of_today(tokenizer, (conversations[row] for row in order))
     ids, lengths, refused, truncated = [], [], [], 0
     for row in order:
         try:
@@ -135,12 +174,7 @@ def draw_samples(
         truncated += len(encoded) > settings.max_length
         if len(encoded) >= settings.block:
             ids.append(np.array(encoded[: settings.max_length], np.int32))
-            if (highest := int(ids[-1].max())) >= vocab_size:
-                raise LayerwaveError(
-                    f"{conversations[row].where}: token {highest} ({tokenizer.convert_ids_to_tokens(highest)!r}) is "
-                    f"outside the model's vocabulary of {vocab_size}: use the tokenizer that belongs to the model, or "
-                    "remove the token from conversations and chat template"
-                )
+            check_vocabulary(tokenizer, vocab_size, ids[-1], conversations[row].where)
     if not lengths:
         raise LayerwaveError(
             f"the chat template refuses every conversation, first {refused[0]}: "
@@ -151,12 +185,6 @@ def draw_samples(
             f"every sample is shorter than a block of {settings.block} tokens ({len(lengths)} samples, the "
             f"longest of {max(lengths)} tokens): give longer conversations or a smaller block"
         )
-    seen = Counter()
-    fingerprints = []
-    for sample in ids:
-        first = fingerprint(sample)
-        fingerprints.append(fingerprint(sample, seen[first]))
-        seen[first] += 1
     tallies = {
         "rows": len(conversations) + conversations.unusable,
         "rows without a word": conversations.unusable,
@@ -165,7 +193,7 @@ def draw_samples(
         "samples shorter than a block": len(lengths) - len(ids),
         "samples cut to max_length": truncated,
     }
-    return Samples(tuple(ids), np.array(fingerprints, np.uint64), tallies)
+    return Samples(tuple(ids), fingerprints(ids), tallies)
 
 
 def bucket(length: int, max_length: int) -> int:

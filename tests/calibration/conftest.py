@@ -26,13 +26,13 @@ def make_tokenizer(*, bos: bool, template: str | None) -> PreTrainedTokenizerFas
     return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", chat_template=template)
 
 
-def make_target(dtype: str = "float32", vocab_size: int = 262, layers: int = 4) -> Target:
+def make_target(dtype: str = "float32", vocab_size: int = 262, layers: int = 4, features: int = 48) -> Target:
     config = DecoderConfig.from_hf(
         {
             "model_type": "qwen3",
             "hidden_act": "silu",
             "num_hidden_layers": layers,
-            "hidden_size": 48,
+            "hidden_size": features,
             "intermediate_size": 96,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,

@@ -11,7 +11,7 @@ from flax import nnx
 from literal_calibration import assert_equal, next_token_entropy
 
 from layerwave.calibration import Calibration, calibrate, read_conversations
-from layerwave.calibration.stream import Sums, batch_step
+from layerwave.calibration.step import Sums, batch_step
 from layerwave.calibration.tokens import encode, fingerprint
 from layerwave.errors import LayerwaveError
 
@@ -128,18 +128,22 @@ def test_logits_of_all_positions_never_exist_at_once():
         jnp.full(1, T, jnp.int32),
         jnp.ones((35, 1)),
         0,
+        jnp.zeros((2, 128), jnp.int32),
+        None,
         rho=0.3,
         post_norm=False,
         sink_multiple=10.0,
+        dtype=jnp.float32,
     ).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 0.6 * T * 40_000 * 4
 
 
 def test_the_step_lowers_for_accelerators(target):
     graphdef, params = nnx.split(target.decoder)
-    step = partial(batch_step, graphdef, rho=0.3, post_norm=False, sink_multiple=10.0)
+    step = partial(batch_step, graphdef, rho=0.3, post_norm=False, sink_multiple=10.0, dtype=jnp.bfloat16)
     sums = Sums(jnp.zeros((4, 4, 32, 48)), jnp.zeros((4, 35, 32, 48)))
     arguments = params, sums, jnp.zeros((2, 64), jnp.int32), jnp.zeros(2, jnp.int32), jnp.zeros((35, 2)), 0
+    arguments = *arguments, jnp.zeros((2, 8), jnp.int32), jnp.zeros((48, 16))
     for platform in ("cuda", "tpu"):
         exported = jax.export.export(jax.jit(step), platforms=[platform])(*arguments)
         assert "callback" not in exported.mlir_module()  # nothing leaves the device within a batch
@@ -150,6 +154,8 @@ def test_bfloat16_targets_are_summed_in_float32(target):
         half = calibrate(make_target("bfloat16"), ROWS[:5], **SETTINGS)
     whole = calibrate(target, ROWS[:5], **SETTINGS)
     assert (half.sums.dtype, half.target_dtype, whole.target_dtype) == (np.float32, "bfloat16", "float32")
+    assert half.tokens.states.dtype == half.tokens.head.dtype == np.float32
+    assert (half.tokens.states == half.tokens.states.astype(jnp.bfloat16)).all()
     pools = half.pool(filtered=False), whole.pool(filtered=False)
     np.testing.assert_allclose(*pools, rtol=0, atol=0.05 * np.abs(pools[1]).max())
 
