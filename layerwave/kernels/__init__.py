@@ -1,4 +1,4 @@
-"""Pure array functions of the method: Grams, entropies, CKA, token filter, blocks.
+"""Pure array functions of the method: Grams, entropies, CKA, token filter, blocks, the best linear draft.
 
 They know no model and no file, and run under `jit` and `vmap` on CPU, GPU and TPU. `precision.py` says in which float
 type they compute.
@@ -20,6 +20,7 @@ from layerwave.kernels.entropy import matrix_entropy, set_entropy
 from layerwave.kernels.filter import sink_mask, token_entropy, top_fraction
 from layerwave.kernels.gram import gram
 from layerwave.kernels.lapack import eigenvalues
+from layerwave.kernels.ridge import set_acceptance, token_grams
 
 __all__ = [
     "block_matrix",
@@ -36,12 +37,14 @@ __all__ = [
     "gram_table_from_grams",
     "matrix_entropy",
     "relevance_redundancy",
+    "set_acceptance",
     "set_entropy",
     "set_log_det",
     "set_spectra",
     "shuffled_cka",
     "sink_mask",
     "token_entropy",
+    "token_grams",
     "top_fraction",
     "transitions",
 ]

@@ -1,4 +1,6 @@
-"""What a set of layers can be scored by, from the same block-averaged states: one factory a criterion.
+"""What a set of layers can be scored by: one factory a criterion.
+
+All read the block-averaged states but `acceptance`, which reads the token sample.
 
 A factory takes `(calibration, alpha, weighting)` and returns the scoring function of sets. `CRITERIA` names those of
 layerwave; `CRITERIA["mine"] = factory` adds one to a program, and the entry-point group `layerwave.criteria` of an
@@ -29,6 +31,7 @@ from layerwave.kernels import (
     set_log_det,
     set_spectra,
 )
+from layerwave.selection.acceptance import acceptance_criterion
 
 # A criterion scores a batch of sorted sets of one size: integers (M, m) -> floats (M,), greater is better.
 Criterion: TypeAlias = Callable[[np.ndarray], np.ndarray]
@@ -181,6 +184,7 @@ def mrmr_criterion(
 
 CRITERIA: dict[str, Callable[[Calibration, float, str], Criterion]] = {
     "entropy": entropy_criterion,
+    "acceptance": acceptance_criterion,
     "effective_rank": effective_rank_criterion,
     "participation_ratio": participation_ratio_criterion,
     "coding_rate": coding_rate_criterion,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from layerwave import kernels
+from layerwave.kernels.ridge import RidgeProblem
 
 
 def shape(*dims, dtype=np.float32):
@@ -16,6 +17,19 @@ def shape(*dims, dtype=np.float32):
 
 STATES, GRAMS, SETS = shape(6, 32, 64), shape(6, 32, 32), shape(5000, 3, dtype=np.int32)
 VALID = shape(300, dtype=np.bool_)
+
+PROBLEM = RidgeProblem(
+    grams=shape(6, 60, 40),
+    embedding=shape(60, 40),
+    targets=shape(40, 16),
+    head=shape(50, 16),
+    offset=shape(50),
+    inner=shape(10, 50),
+    scored=shape(20, 50),
+    top=shape(20, dtype=np.int32),
+    samples=shape(20, dtype=np.int32),
+    counts=shape(5),
+)
 
 KERNELS = {
     "gram": [(kernels.gram, STATES)],
@@ -40,6 +54,8 @@ KERNELS = {
     "effective_rank": [(kernels.effective_rank, shape(6, 32))],
     "shuffled_cka": [(kernels.shuffled_cka, GRAMS, shape(20, 6, 32, dtype=np.int32))],
     "set_log_det": [(kernels.set_log_det, shape(6, 6), SETS)],
+    "token_grams": [(partial(kernels.token_grams, fitting=40), shape(6, 60, 64))],
+    "set_acceptance": [(partial(kernels.set_acceptance, batch=batch), PROBLEM, shape(6), SETS) for batch in (1, 8)],
     "relevance_redundancy": [(partial(kernels.relevance_redundancy, penalty=1.0), shape(6, 6), SETS, shape(6))],
 }
 

@@ -110,7 +110,7 @@ def test_cka_criteria_know_no_weighting(calibration, name):
     np.testing.assert_allclose(trace, scores(calibration, name), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", list(CRITERIA))
+@pytest.mark.parametrize("name", sorted(CRITERIA.keys() - {"acceptance"}))  # its own tests: it reads single positions
 def test_rotating_features_and_permuting_tokens_changes_nothing(calibration, name):
     rng = np.random.default_rng(2)
     rotation = np.linalg.qr(rng.normal(size=(D, D)))[0]
