@@ -7,10 +7,15 @@ under the same JSON key, so the same ids mean different tensors to different rea
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
+from numbers import Integral
 from typing import Literal, SupportsIndex
 
 from layerwave.errors import LayerwaveError
 from layerwave.selection.sets import check_layers
+
+Convention = Literal["boundary", "output"]
+"""What an id k names: the boundary k, that is the input of layer k, or the output of layer k."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +23,7 @@ class Consumer:
     """How one tool reads layer ids."""
 
     title: str
-    reads: Literal["boundary", "output"]
+    reads: Convention
     no_last: str
     """Why the last layer's output cannot be captured, and since when or where it can; empty: it can."""
     note: str
@@ -145,7 +150,7 @@ class LayerIds:
 
     consumer: str
     title: str
-    reads: Literal["boundary", "output"]
+    reads: Convention
     ids: tuple[int, ...] | None
     refusal: str
     note: str
@@ -174,6 +179,39 @@ def layer_ids_table(layers: Iterable[SupportsIndex], num_layers: int) -> tuple[L
     """The ids for every consumer, or its reason for refusing. Raises `LayerwaveError` for impossible layers."""
     layers = check_layers(layers, num_layers)
     return tuple(_row(layers, num_layers, consumer) for consumer in CONSUMERS)
+
+
+def layers_from_ids(ids: Iterable[SupportsIndex], num_layers: int, convention: Convention) -> tuple[int, ...]:
+    """The layers, 0-based outputs, whose states a reader of this convention captures: the inverse of `layer_ids`.
+
+    Raises:
+        LayerwaveError: the embedding (boundary 0), which is no layer's output; ids that are not whole numbers, repeated
+            or out of range; and ids that do not ascend, because engines hand states over in forward order whatever the
+            list says, while trainers may have joined them in the list's order.
+    """
+    if convention not in ("boundary", "output"):
+        raise LayerwaveError(f"convention {convention!r} is not known: give boundary or output")
+    given = list(ids)
+    first = 1 if convention == "boundary" else 0
+    if not given or not all(isinstance(k, Integral) and not isinstance(k, bool) for k in given):
+        raise LayerwaveError(f"layer ids {given}: expected a list of at least one whole number")
+    if first and 0 in given:
+        raise LayerwaveError(
+            f"layer ids {given} count boundaries, and boundary 0 is the embedding: only outputs of layers are read; if "
+            "they count outputs, pass convention='output'"
+        )
+    outside = [k for k in given if not first <= k < num_layers + first]
+    if outside:
+        raise LayerwaveError(
+            f"layer id {outside[0]} is out of range: {convention} ids of a target of {num_layers} layers are {first} … "
+            f"{num_layers - 1 + first}; another target, or another convention"
+        )
+    if any(a >= b for a, b in pairwise(given)):
+        raise LayerwaveError(
+            f"layer ids {given} repeat or do not ascend, so which slice of fc reads which layer is not known: sort "
+            "them in config.json if the draft was trained on states in forward order"
+        )
+    return tuple(int(k) - first for k in given)
 
 
 def _row(layers: tuple[int, ...], num_layers: int, consumer: str) -> LayerIds:

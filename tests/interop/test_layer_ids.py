@@ -3,7 +3,7 @@
 import pytest
 
 from layerwave.errors import LayerwaveError
-from layerwave.interop import CONSUMERS, layer_ids, layer_ids_table
+from layerwave.interop import CONSUMERS, layer_ids, layer_ids_table, layers_from_ids
 from layerwave.selection import baseline
 
 BOUNDARY = ("huggingface", "safeailab", "speculators", "vllm", "sglang-deepseek", "sglang-gpt-oss", "llamacpp")
@@ -21,6 +21,24 @@ def test_default_states_of_the_engines(num_layers, boundaries, outputs):
         assert layer_ids(layers, num_layers, consumer) == boundaries
     for consumer in OUTPUT:
         assert layer_ids(layers, num_layers, consumer) == outputs
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "size", "ids"),
+    [
+        (36, 5, (1, 9, 17, 25, 33)),
+        (32, 5, (1, 8, 15, 22, 29)),
+        (28, 5, (1, 7, 13, 19, 25)),
+        (24, 5, (1, 6, 11, 16, 21)),
+        (36, 3, (1, 17, 33)),
+        (36, 1, (18,)),
+    ],
+)
+def test_dflash_rows(num_layers, size, ids):
+    """build_target_layer_ids of z-lab/dflash, which counts outputs and adds 1 into the Hugging Face tuple."""
+    layers = baseline("dflash", num_layers, size)
+    assert layer_ids(layers, num_layers, "dflash") == ids
+    assert layer_ids(layers, num_layers, "huggingface") == tuple(k + 1 for k in ids)
 
 
 def test_gpt_oss_reads_nvidias_ids():
@@ -91,3 +109,28 @@ def test_impossible_layers(layers, message):
 def test_unknown_consumer_lists_the_known():
     with pytest.raises(LayerwaveError, match="huggingface"):
         layer_ids((1, 2, 3), 36, "ollama")
+
+
+@pytest.mark.parametrize("layers", [(0, 5, 11), (4,), (1, 2, 3, 10)])
+def test_ids_lead_back_to_the_layers(layers):
+    for row in layer_ids_table(layers, 12):
+        if row.ids is not None:
+            assert layers_from_ids(row.ids, 12, row.reads) == layers
+
+
+@pytest.mark.parametrize(
+    ("ids", "convention", "message"),
+    [
+        ((0, 5, 11), "boundary", "boundary 0 is the embedding.*convention='output'"),
+        ((1, 5, 12), "output", "layer id 12 is out of range: output ids of a target of 12 layers are 0 … 11"),
+        ((1, 5, 13), "boundary", "boundary ids of a target of 12 layers are 1 … 12"),
+        ((32, 1, 17), "output", "out of range"),
+        ((10, 1, 7), "output", "do not ascend"),
+        ((1, 1, 7), "output", "repeat"),
+        ((), "output", "at least one whole number"),
+        ((True, 5), "output", "at least one whole number"),
+    ],
+)
+def test_ids_that_name_no_layers(ids, convention, message):
+    with pytest.raises(LayerwaveError, match=message):
+        layers_from_ids(ids, 12, convention)
