@@ -24,11 +24,12 @@ _ROOMS = {
     "calibration": "Calibration CalibrationSettings calibrate read_conversations",
     "selection": (
         "Selection SelectionSettings baseline baselines beam_overlap cka_floor decompose diagnose elsi elsi_c "
-        "exhaustive find_transitions marginal_gains random_sets rank_among_all select sensitivity sink_dominance "
-        "stability"
+        "exhaustive find_transitions marginal_gains predicted_acceptance random_sets rank_among_all select sensitivity "
+        "sink_dominance stability"
     ),
+    "drafts": "Draft DraftConfig DraftVocabulary Eagle3 initial_draft load_draft save_draft",
     "decoding": "GenerationSettings generate",
-    "interop": "layer_ids layer_ids_table",
+    "interop": "export_draft import_draft layer_ids layer_ids_table",
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

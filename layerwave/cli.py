@@ -7,9 +7,12 @@ import tyro
 from tyro.conf import subcommand
 
 from layerwave.commands.calibrate import Calibrate, Merge
+from layerwave.commands.distill import Distill
+from layerwave.commands.export import Export
 from layerwave.commands.quickstart import Quickstart
 from layerwave.commands.select import Report, Select
 from layerwave.commands.tools import Doctor, Ids
+from layerwave.commands.train import Train
 from layerwave.errors import LayerwaveError
 
 Command = (
@@ -18,6 +21,9 @@ Command = (
     | Annotated[Merge, subcommand("merge")]
     | Annotated[Select, subcommand("select")]
     | Annotated[Report, subcommand("report")]
+    | Annotated[Distill, subcommand("distill")]
+    | Annotated[Train, subcommand("train")]
+    | Annotated[Export, subcommand("export")]
     | Annotated[Ids, subcommand("ids")]
     | Annotated[Doctor, subcommand("doctor")]
 )

@@ -5,13 +5,14 @@ import time
 
 
 class Progress:
-    """Context manager; call it with (samples done, samples in all, tokens done)."""
+    """Context manager; call it with (samples done, samples in all, tokens done), or `sets` with (done, about in all)."""
 
     def __init__(self, title: str):
         self.title = title
         self.started = time.monotonic()
         self.bar = None
         self.tenths = 0
+        self.first: int | None = None
 
     def __enter__(self) -> "Progress":
         if sys.stderr.isatty():
@@ -29,7 +30,21 @@ class Progress:
 
     def __call__(self, done: int, total: int, tokens: int) -> None:
         rate = tokens / (time.monotonic() - self.started)
-        text = f"{done}/{total} samples, {tokens:,} tokens, {rate:,.0f} tokens/s"
+        self.show(done, total, f"{done}/{total} samples, {tokens:,} tokens, {rate:,.0f} tokens/s")
+
+    def steps(self, done: int, total: int, tokens: int) -> None:
+        """The same for steps of training, of which a resumed run has some behind it; with the minutes left."""
+        elapsed = time.monotonic() - self.started
+        self.first = done - 1 if self.first is None else self.first
+        left = elapsed * (total - done) / (done - self.first) / 60
+        speed = f"{tokens:,} tokens, {tokens / elapsed:,.0f} tokens/s, {left:,.0f} min left"
+        self.show(done, total, f"{done}/{total} steps, {speed}")
+
+    def sets(self, done: int, about: int) -> None:
+        """The same for layer sets, whose number is an estimate."""
+        self.show(done, about, f"{done} of about {about} layer sets")
+
+    def show(self, done: int, total: int, text: str) -> None:
         if self.bar is not None:
             self.bar.update(self.task, completed=done, total=total, done=text)
         elif 10 * done // total > self.tenths:

@@ -2,7 +2,9 @@
 
 from layerwave.drafts.checkpoint import draft_from_tensors, draft_tensors, load_draft, save_draft
 from layerwave.drafts.config import DraftConfig
+from layerwave.drafts.contamination import Hit, decontaminate
 from layerwave.drafts.eagle3 import Draft, Eagle3, initial_draft, require_target
+from layerwave.drafts.examples import Example, Examples
 from layerwave.drafts.unroll import Supervision, UnrollSettings, UnrollSums, supervise, unroll
 from layerwave.drafts.vocabulary import DraftVocabulary
 
@@ -11,9 +13,13 @@ __all__ = [
     "DraftConfig",
     "DraftVocabulary",
     "Eagle3",
+    "Example",
+    "Examples",
+    "Hit",
     "Supervision",
     "UnrollSettings",
     "UnrollSums",
+    "decontaminate",
     "draft_from_tensors",
     "draft_tensors",
     "initial_draft",

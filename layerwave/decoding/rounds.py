@@ -1,0 +1,199 @@
+"""Rounds of decoding on the device, with and without a draft.
+
+A round drafts a tree behind the last token, runs the target over it in one pass, keeps what verification accepts, and
+moves both caches on. It is one compiled function of static shapes in a `while_loop`: its cost depends on the number of
+cache slots, not on how many of them are filled. Without a draft the tree is the root alone and a round makes one token.
+
+Letters: `b` sequences, `n` nodes, `L` levels of the tree, `T` prompt tokens, `S` cache slots, `N` layers, `D` features.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Int, Int32, Key
+
+from layerwave.decoding.drafting import Drafter, DraftState
+from layerwave.decoding.sampling import Sampler
+from layerwave.decoding.tree import TreeSettings, bare_root, cache_mask
+from layerwave.decoding.verify import verify
+from layerwave.targets import KVCache
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is static in a compiled round. draft, tree: None in plain decoding."""
+
+    target: nnx.GraphDef
+    draft: nnx.GraphDef | None
+    tree: TreeSettings | None
+    sampler: Sampler
+    end_tokens: tuple[int, ...]
+
+    @property
+    def levels(self) -> int:
+        """Tokens that a round makes at most."""
+        return 1 if self.tree is None else self.tree.levels
+
+    @property
+    def margin(self) -> int:
+        """Slots that a round needs behind those that are filled."""
+        if self.tree is None:
+            return 2
+        return max(self.tree.nodes, self.tree.levels + 1, self.tree.top_k * (self.tree.depth - 1))
+
+
+class Weights(NamedTuple):
+    """Parameters of target and draft, layers that the draft reads, target ids of its vocabulary."""
+
+    target: nnx.State
+    draft: nnx.State | None
+    layers: Int32[Array, " m"] | None
+    vocabulary: Int32[Array, " Vd"] | None
+
+
+class Request(NamedTuple):
+    """prompts: numbers of tokens. limits: of prompt and answer together. keys: of the samples."""
+
+    prompts: Int32[Array, " b"]
+    limits: Int32[Array, " b"]
+    keys: Key[Array, " b"]
+
+
+class State(NamedTuple):
+    """Where each sequence stands. It has `cache.length + 1` tokens: the last is the root of the next tree.
+
+    done: it has an end token or is at its limit. accepted: numbers of rounds by accepted tokens. drafted: valid nodes.
+    """
+
+    cache: KVCache
+    draft: DraftState | None
+    tokens: Int32[Array, "b S"]
+    done: Bool[Array, " b"]
+    accepted: Int32[Array, "b L"]
+    drafted: Int32[Array, " b"]
+
+    def widened(self, slots: int) -> "State":
+        """The same with more slots."""
+        more = slots - self.tokens.shape[1]
+
+        def wider(x: Array, axis: int) -> Array:
+            return jnp.pad(x, [(0, more if i == axis else 0) for i in range(x.ndim)])
+
+        cache = self.cache._replace(keys=wider(self.cache.keys, 2), values=wider(self.cache.values, 2))
+        draft = self.draft
+        if draft is not None:
+            draft = draft._replace(keys=wider(draft.keys, 1), values=wider(draft.values, 1))
+        return self._replace(cache=cache, draft=draft, tokens=wider(self.tokens, 1))
+
+
+@partial(jax.jit, static_argnums=0)
+def prefill(plan: Plan, weights: Weights, request: Request, state: State, prompts: Int[Array, "b T"]) -> State:
+    """Takes in the prompts, right-padded, and makes the first token of each answer. `state` has nothing in it yet."""
+    decoder, drafter = _models(plan, weights)
+    zeros = state.cache.length
+    output = decoder(prompts, cache=state.cache)
+    # Slots of padding lie behind each sequence's length: hidden by the mask until real tokens overwrite them.
+    cache = output.cache._replace(length=request.prompts)
+    last = jnp.take_along_axis(output.normed, request.prompts[:, None, None] - 1, axis=1)[:, 0]
+    first = plan.sampler.draw(decoder.logits(last), request.keys, zeros)[:, None]
+    draft = state.draft
+    if drafter is not None:
+        following = _write(jnp.roll(prompts, -1, axis=1), first, request.prompts - 1)
+        draft = drafter.follow(draft, output.states, following, zeros, request.prompts)
+    tokens = _write(_write(state.tokens, prompts, zeros), first, request.prompts)
+    done = _ends(plan, first)[:, 0] | (request.prompts + 1 >= request.limits)
+    return State(cache, draft, tokens, done, state.accepted, state.drafted)
+
+
+@partial(jax.jit, static_argnums=0)
+def rounds(plan: Plan, weights: Weights, request: Request, state: State) -> State:
+    """Goes on until all sequences are done, or one has not enough slots left for another round."""
+    decoder, drafter = _models(plan, weights)
+    slots = state.tokens.shape[1]
+
+    def going(state: State) -> Bool[Array, ""]:
+        return ~jnp.all(state.done) & jnp.all(state.cache.length + plan.margin <= slots)
+
+    def advance(state: State) -> State:
+        length, draft = state.cache.length, state.draft
+        root = jnp.take_along_axis(state.tokens, length[:, None], axis=1)[:, 0]
+        if drafter is None:
+            tree = bare_root(root)
+        else:
+            tree, draft = drafter.propose(draft, root, length, plan.tree)
+        output = decoder(
+            tree.tokens,
+            positions=length[:, None] + tree.depths,
+            mask=cache_mask(tree.sees, length, slots),
+            cache=state.cache,
+        )
+        places = length + 1 - request.prompts
+        verdict = verify(tree, decoder.logits(output.normed), plan.levels, plan.sampler, request.keys, places)
+
+        # Of an end token or the limit in the midst of the accepted ones: what is behind it was never made.
+        counts, ended = _until_end(plan, verdict.tokens, verdict.accepted + 1)
+        room = request.limits - (length + 1)
+        counts, ended = jnp.minimum(counts, room), ended & (counts <= room)
+        counts = jnp.where(state.done, 0, counts)
+
+        states = jnp.take_along_axis(output.states, verdict.path[None, :, :, None], axis=2)
+        if drafter is not None:
+            draft = drafter.follow(draft, states, verdict.tokens, length, counts)
+        accepted = jnp.minimum(verdict.accepted, counts)[:, None] == jnp.arange(plan.levels, dtype=jnp.int32)[None]
+        active = ~state.done
+        return State(
+            cache=_compact(output.cache, verdict.path, length, counts),
+            draft=draft,
+            tokens=_write(state.tokens, verdict.tokens, length + 1),
+            done=state.done | ended | (counts == room),
+            accepted=state.accepted + (accepted & active[:, None]).astype(jnp.int32),
+            drafted=state.drafted + jnp.where(active, jnp.sum(tree.valid, axis=1, dtype=jnp.int32) - 1, 0),
+        )
+
+    return jax.lax.while_loop(going, advance, state)
+
+
+def _models(plan: Plan, weights: Weights):
+    decoder = nnx.merge(plan.target, weights.target)
+    if plan.draft is None:
+        return decoder, None
+    module = nnx.merge(plan.draft, weights.draft)
+    return decoder, Drafter(module, weights.layers, weights.vocabulary, decoder.embed_tokens.embedding[...])
+
+
+def _write(buffer: Array, new: Array, start: Int32[Array, " b"]) -> Array:
+    """`new (b, L)` in `buffer (b, S)` from slot `start` on."""
+    return jax.vmap(jax.lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None))(buffer, new, start, 0)
+
+
+def _ends(plan: Plan, tokens: Int32[Array, "b L"]) -> Bool[Array, "b L"]:
+    return (tokens[:, :, None] == jnp.array(plan.end_tokens, jnp.int32)[None, None]).any(axis=2)
+
+
+def _until_end(
+    plan: Plan, tokens: Int32[Array, "b L"], counts: Int32[Array, " b"]
+) -> tuple[Int32[Array, " b"], Bool[Array, " b"]]:
+    """How many of the first `counts` tokens stand before or at the first end token, and whether there is one."""
+    order = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    ends = _ends(plan, tokens) & (order < counts[:, None])
+    ended = ends.any(axis=1)
+    return jnp.where(ended, jnp.argmax(ends, axis=1).astype(jnp.int32) + 1, counts), ended
+
+
+def _compact(
+    cache: KVCache, path: Int32[Array, "b L"], length: Int32[Array, " b"], counts: Int32[Array, " b"]
+) -> KVCache:
+    """The cache with the path's slots moved up behind the `length` verified ones, and `counts` of them verified too."""
+
+    def moved(buffer_nskd, path, length):
+        kept = jnp.take(buffer_nskd, length + path, axis=1)
+        return jax.lax.dynamic_update_slice_in_dim(buffer_nskd, kept, length, axis=1)
+
+    if path.shape[1] == 1:  # the root is where it shall be
+        return cache._replace(length=length + counts)
+    keys, values = (jax.vmap(moved, in_axes=(1, 0, 0), out_axes=1)(x, path, length) for x in (cache.keys, cache.values))
+    return KVCache(keys, values, length + counts)

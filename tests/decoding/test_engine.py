@@ -1,0 +1,296 @@
+"""Speculative decoding makes the tokens of plain decoding, and its draft sees what it shall see."""
+
+import dataclasses
+from functools import cache
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from scipy.stats import chi2
+
+from layerwave.decoding import GenerationSettings, TreeSettings, decode, generate
+from layerwave.decoding.rounds import rounds
+from layerwave.drafts import DraftVocabulary, initial_draft
+from layerwave.errors import LayerwaveError
+from layerwave.targets import Decoder, DecoderConfig, Target
+from layerwave.targets.decoder import masked_attention
+from layerwave.targets.rope import Rope
+from tests.decoding.literal_tree import literal_tree
+
+V = 32
+CONFIG = DecoderConfig(
+    model_type="qwen3",
+    num_layers=3,
+    hidden_size=16,
+    intermediate_size=24,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    vocab_size=V,
+    max_positions=96,
+    norm_eps=1e-6,
+    rope=Rope(1e4),
+    tie_embeddings=False,
+    qkv_bias=False,
+    o_bias=False,
+    mlp_bias=False,
+    qk_norm=True,
+)
+TREE = TreeSettings(12, 4, 3)
+NEW = 40
+GREEDY = GenerationSettings(NEW)
+SAMPLED = GenerationSettings(NEW, temperature=1.2, top_k=20, top_p=0.9)
+KEY = jax.random.key(0)
+PROMPTS = [np.random.default_rng(i).integers(0, V, 1 + 5 * i % 23).tolist() for i in range(12)]
+
+
+def target_of(config, seed):
+    """A random target whose layers are strong enough that it does not fall into a loop at once."""
+    decoder = Decoder(config, rngs=nnx.Rngs(seed))
+    for projection in (decoder.layers.self_attn.o_proj, decoder.layers.mlp.down_proj):
+        projection.kernel[...] = 4 * projection.kernel[...]
+    return Target("tiny", config, decoder, None, "fingerprint")
+
+
+def draft_of(target, tokens, layers=(0, 2), seed=1, **options):
+    vocabulary = DraftVocabulary(np.sort(np.asarray(tokens)), target.config.vocab_size)
+    return initial_draft(target, layers, vocabulary, jax.random.key(seed), **options)
+
+
+def tokens_of(continuations):
+    return [list(continuation.tokens) for continuation in continuations]
+
+
+@pytest.fixture(scope="module")
+def target():
+    return target_of(CONFIG, 5)
+
+
+@pytest.fixture(scope="module")
+def plain(target):
+    return {settings: generate(target.decoder, PROMPTS, settings, KEY) for settings in (GREEDY, SAMPLED)}
+
+
+@pytest.fixture(scope="module")
+def drafts(target, plain):
+    """All of one shape: 16 tokens. `often`: those that the target says most; `never`: those that it never says."""
+    said = np.bincount(np.concatenate(plain[GREEDY]), minlength=V)
+    rank = np.argsort(-said, kind="stable")
+    found = {
+        "often": draft_of(target, rank[:16]),
+        "other layers": draft_of(target, rank[:16], layers=(1, 2)),
+        "never": draft_of(target, rank[16:]),
+    }
+    heads = {
+        "ties": np.zeros((16, 16)),
+        "impossible": np.full((16, 16), -np.inf),
+        "nan": np.full((16, 16), np.nan),
+        "certain": np.where(np.arange(16)[:, None] == 3, 1e30, -1e30) * np.ones((16, 16)),
+    }
+    for name, head in heads.items():
+        found[name] = draft_of(target, rank[:16])
+        found[name].module.lm_head.embedding[...] = jnp.asarray(head, jnp.float32)
+    return found
+
+
+def test_the_target_says_many_things(plain):
+    """Else what follows shows little."""
+    assert len(set(np.concatenate(plain[GREEDY]).tolist())) >= 16
+    assert len({tuple(answer) for answer in plain[GREEDY]}) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("name", ["often", "other layers", "never", "ties", "impossible", "nan", "certain"])
+def test_greedy_tokens_are_those_of_plain_decoding(target, plain, drafts, name):
+    found = decode(target.decoder, PROMPTS, GREEDY, KEY, drafts[name], TREE)
+    assert tokens_of(found) == plain[GREEDY]
+    accepted = sum(continuation.accepted for continuation in found)
+    if name == "often":
+        assert accepted[2:].sum() > 0
+    if name in ("never", "impossible", "nan"):
+        assert accepted[1:].sum() == 0
+    if name in ("impossible", "nan"):
+        assert sum(continuation.drafted for continuation in found) == 0
+
+
+def test_a_chain(target, plain, drafts):
+    found = decode(target.decoder, PROMPTS, GREEDY, KEY, drafts["often"], TreeSettings(4, 3, 1))
+    assert tokens_of(found) == plain[GREEDY]
+    assert all(continuation.drafted == 3 * continuation.rounds for continuation in found)
+
+
+@pytest.mark.parametrize("name", ["often", "ties", "certain"])
+def test_sampled_tokens_are_those_of_plain_decoding(target, plain, drafts, name):
+    """Not only in distribution: a token's randomness depends on its place alone."""
+    found = decode(target.decoder, PROMPTS, SAMPLED, KEY, drafts[name], TREE)
+    assert tokens_of(found) == plain[SAMPLED]
+    assert plain[SAMPLED] != plain[GREEDY]
+    if name == "often":
+        assert sum(continuation.accepted for continuation in found)[2:].sum() > 0
+
+
+def test_counts(target, drafts):
+    for continuation in decode(target.decoder, PROMPTS, GREEDY, KEY, drafts["often"], TREE):
+        kept = int((continuation.accepted * np.arange(TREE.levels)).sum())
+        # Every round ends with a bonus token, but the last one may be cut at the limit before it.
+        assert continuation.emitted == NEW - 1
+        assert continuation.emitted - (continuation.rounds + kept) in (0, -1)
+        assert continuation.drafted == (TREE.nodes - 1) * continuation.rounds
+        assert continuation.stop == "max_new_tokens"
+    for continuation in decode(target.decoder, PROMPTS, GREEDY, KEY):
+        assert continuation.rounds == continuation.emitted == NEW - 1
+        assert continuation.drafted == 0
+
+
+def test_end_tokens_stop_wherever_they_come(target, plain, drafts):
+    """Each token that is said somewhere, as end token: so some stand amidst accepted ones."""
+    compiled = rounds._cache_size()
+    for end in [(7,), (3, 11), tuple(plain[GREEDY][0][:1]), tuple(plain[GREEDY][1][9:12])]:
+        ends = end if len(end) == 3 else (*end, *end, *end)[:3]
+        settings = GenerationSettings(NEW, end_token=ends)
+        for answer, found in zip(
+            plain[GREEDY], decode(target.decoder, PROMPTS, settings, KEY, drafts["ties"], TREE), strict=True
+        ):
+            places = [place for place, token in enumerate(answer) if token in ends]
+            assert list(found.tokens) == (answer[: places[0] + 1] if places else answer)
+            assert found.stop == ("end_token" if places else "max_new_tokens")
+    assert rounds._cache_size() > compiled
+
+
+@pytest.mark.parametrize("new", [1, 2, 3, 7])
+def test_limits(target, plain, drafts, new):
+    found = decode(target.decoder, PROMPTS, GenerationSettings(new), KEY, drafts["often"], TREE)
+    assert tokens_of(found) == [answer[:new] for answer in plain[GREEDY]]
+
+
+def test_the_context_ends(target, drafts):
+    prompts = [[1] * (CONFIG.max_positions - 1), *PROMPTS[1:]]
+    settings = GenerationSettings(1000)
+    found = decode(target.decoder, prompts, settings, KEY, drafts["often"], TREE)
+    assert tokens_of(found) == tokens_of(decode(target.decoder, prompts, settings, KEY))
+    for prompt, continuation in zip(prompts, found, strict=True):
+        assert len(prompt) + len(continuation.tokens) == CONFIG.max_positions
+        assert continuation.stop == "context"
+
+
+def test_batch_mates_do_not_matter(target, plain, drafts):
+    for first in (0, 5):
+        others = [[(3 * i + first) % V] * (1 + i) for i in range(len(PROMPTS) - 1)]
+        found = decode(target.decoder, [PROMPTS[first], *others], GREEDY, KEY, drafts["often"], TREE)
+        assert list(found[0].tokens) == plain[GREEDY][first]
+    alone = decode(target.decoder, PROMPTS[:1], GREEDY, KEY, drafts["often"], TREE)[0]
+    together = decode(target.decoder, PROMPTS, GREEDY, KEY, drafts["often"], TREE)[0]
+    assert alone.tokens == together.tokens
+    assert alone.accepted.tolist() == together.accepted.tolist()
+
+
+def test_compilations_are_bounded(target, drafts):
+    """Other prompts, limits and drafts of one shape compile nothing new; more slots do, once a power of two."""
+    settings = GenerationSettings(5)
+    tree = TreeSettings(6, 2, 2)
+    decode(target.decoder, [[1, 2]], settings, KEY, drafts["often"], tree)
+    compiled = rounds._cache_size()
+    for length, new, name in ((9, 30, "never"), (30, 20, "other layers"), (2, 1, "nan")):
+        decode(target.decoder, [[1] * length], GenerationSettings(new), KEY, drafts[name], tree)
+    assert rounds._cache_size() == compiled
+    for length in (60, 62, 70):
+        decode(target.decoder, [[1] * length], settings, KEY, drafts["often"], tree)
+    assert rounds._cache_size() == compiled + 1
+
+
+@pytest.mark.parametrize("options", [{}, {"norm_output": True, "fc_norm": True}])
+def test_trees_are_those_of_a_draft_without_a_cache(target, plain, drafts, options):
+    """Rounds are counted again by a literal engine that computes the draft anew along each path: the features of
+    verified positions from the target, those behind them from the draft."""
+    draft = draft_of(target, drafts["often"].vocabulary.tokens, **options)
+    width = 64
+
+    @nnx.jit
+    def states_of(decoder, tokens):
+        return decoder(tokens).states[jnp.array(draft.config.layers)], decoder.embed_tokens(tokens)
+
+    @nnx.jit
+    def last_of(module, embedded, features, length):
+        order = jnp.arange(width)[None]
+        out, _ = module.block(
+            embedded, features, order.astype(jnp.int32), masked_attention(order[:, None, :] <= order[:, :, None])
+        )
+        here = jax.lax.dynamic_slice_in_dim(out, length - 1, 1, axis=1)
+        return module.feedback(here), jax.nn.log_softmax(module.logits(here)[0, 0])
+
+    def padded(tokens):
+        return jnp.asarray([tokens + [0] * (width - len(tokens))], jnp.int32)
+
+    def literal_rounds(prompt, answer):
+        found = np.zeros(TREE.levels, int)
+        made = 1
+        while made < len(answer):
+            prefix = prompt + answer[:made]
+            states, _ = states_of(target.decoder, padded(prefix))
+            verified = draft.module.fuse(states)
+
+            @cache
+            def behind(path):
+                """Features for the slot behind a path, log-probabilities of what follows it, features of all slots."""
+                tokens = prefix + [int(draft.vocabulary.tokens[i]) for i in path]
+                features = verified
+                for depth in range(len(path)):
+                    features = features.at[:, len(prefix) - 1 + depth].set(behind(path[:depth])[0][:, 0])
+                _, embedded = states_of(target.decoder, padded(tokens[1:]))
+                return last_of(draft.module, embedded, features, len(tokens) - 1)
+
+            tokens, parents, *_ = literal_tree(
+                lambda path: np.asarray(behind(path)[1]), draft.vocabulary.tokens, prefix[-1], TREE
+            )
+            children = {(parents[i], tokens[i]): i for i in range(1, len(tokens))}
+            node, accepted = 0, 0
+            while made + accepted < len(answer) and (node, answer[made + accepted]) in children:
+                node = children[node, answer[made + accepted]]
+                accepted += 1
+            found[accepted] += 1
+            made += accepted + 1
+        return found
+
+    found = decode(target.decoder, PROMPTS, GREEDY, KEY, draft, TREE)
+    for i in (2, 4, 7):
+        assert found[i].accepted.tolist() == literal_rounds(PROMPTS[i], plain[GREEDY][i]).tolist()
+    assert sum(continuation.accepted for continuation in found)[2:].sum() > 0
+
+
+def test_distribution_of_whole_answers():
+    """Chi-square over all continuations by three tokens of a vocabulary of five, against the target's own numbers."""
+    size, draws, prompt = 5, 4000, [3, 1, 4]
+    target = target_of(dataclasses.replace(CONFIG, vocab_size=size, num_layers=2), 8)
+    draft = draft_of(target, [0, 1, 2, 4])
+    settings = GenerationSettings(3, temperature=0.8)
+    found = decode(target.decoder, [prompt] * draws, settings, jax.random.key(4), draft, TreeSettings(6, 2, 2))
+    observed = np.zeros((size,) * 3)
+    np.add.at(observed, tuple(np.array(tokens_of(found)).T), 1)
+
+    prefixes = jnp.asarray([[*prompt, *pair] for pair in product(range(size), repeat=2)], jnp.int32)
+    logits = nnx.jit(lambda decoder: decoder.logits(decoder(prefixes).normed[:, 2:]))(target.decoder)
+    p = np.asarray(jax.nn.softmax(logits / 0.8), np.float64).reshape(size, size, 3, size)
+    expected = draws * p[0, 0, 0][:, None, None] * p[:, 0, 1][:, :, None] * p[:, :, 2]
+    few = expected < 5
+    cells = [(observed[~few], expected[~few]), (observed[few].sum(keepdims=True), expected[few].sum(keepdims=True))]
+    statistic = sum(((seen - wanted) ** 2 / wanted).sum() for seen, wanted in cells)
+    assert chi2.sf(statistic, (~few).sum()) > 0.01
+    assert sum(continuation.accepted for continuation in found)[1:].sum() > 100
+
+
+def test_faults(target, drafts):
+    def fails(message, prompts=PROMPTS, settings=GREEDY, **options):
+        with pytest.raises(LayerwaveError, match=message):
+            decode(target.decoder, prompts, settings, KEY, **options)
+
+    fails("got 0 prompts", [])
+    fails("has the token 32, expected 0 to 31", [[32]])
+    fails("end_token is 32", settings=GenerationSettings(end_token=32))
+    fails("96 tokens, and the target's 96 positions leave none", [[1] * 96])
+    fails(
+        "top_k of the tree is 20, but the draft has only 16 tokens", draft=drafts["often"], tree=TreeSettings(60, 8, 20)
+    )
+    other = target_of(dataclasses.replace(CONFIG, num_layers=4), 0)
+    fails(r"the draft wants a target of .*\(4, 16, 16, 32\), got one of \(3,", draft=draft_of(other, range(16)))
