@@ -23,9 +23,9 @@ _ROOMS = {
     "targets": "Decoder DecoderConfig Target load_target",
     "calibration": "Calibration CalibrationSettings calibrate read_conversations",
     "selection": (
-        "Selection SelectionSettings baseline baselines beam_overlap cka_floor decompose diagnose elsi elsi_c "
-        "exhaustive find_transitions marginal_gains predicted_acceptance random_sets rank_among_all select sensitivity "
-        "sink_dominance stability"
+        "AcceptanceScores Selection SelectionSettings acceptance_study baseline baselines beam_overlap cka_floor "
+        "decompose diagnose elsi elsi_c exhaustive find_transitions learning_curve marginal_gains predicted_acceptance "
+        "random_sets rank_among_all select sensitivity sink_dominance stability"
     ),
     "drafts": "Draft DraftConfig DraftVocabulary Eagle3 initial_draft load_draft save_draft",
     "decoding": "GenerationSettings generate",

@@ -5,7 +5,7 @@ import time
 
 
 class Progress:
-    """Context manager; call it with (samples done, samples in all, tokens done), or `sets` with (done, about in all)."""
+    """Context manager; call it with (samples done, samples in all, tokens done), or `sets` with (done, in all)."""
 
     def __init__(self, title: str):
         self.title = title

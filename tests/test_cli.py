@@ -66,24 +66,66 @@ def test_quickstart_writes_what_the_library_reads(quickstart):
     assert all(row["gap_nats"] >= 0 and 1 <= row["rank"] <= row["of"] for row in rows.values())
 
 
+def test_quickstart_predicts_acceptance(quickstart):
+    done, out = quickstart
+    report = json.loads(done.stdout)
+    calibration = lw.Calibration.load(out / "calibration.safetensors")
+    best = {row["size"]: row["acceptance"]["value"] for row in report["comparison"] if row["method"] == "acceptance"}
+    assert set(best) == {1, 2, 3}
+    for row in report["comparison"]:
+        found = lw.predicted_acceptance(calibration, [row["layers"]])
+        assert row["acceptance"]["value"] == pytest.approx(found.value[0], abs=1e-4)
+        assert row["acceptance"]["standard_error"] == pytest.approx(found.standard_error[0], abs=1e-4)
+        assert row["acceptance"]["behind"]["value"] <= 0
+    assert [single["layers"] for single in report["singles"]] == [[layer] for layer in range(calibration.num_layers)]
+    assert report["acceptance"]["best"]["value"] == max(best.values())
+    assert len(report["acceptance"]["smallest"]["layers"]) <= len(report["acceptance"]["best"]["layers"])
+    assert report["acceptance"]["readings"]["Smallest good set"].startswith("The smallest good set is ")
+
+
+def test_select_by_acceptance_prints_errors(quickstart, tmp_path, capsys):
+    calibration, chosen = quickstart[1] / "calibration.safetensors", tmp_path / "chosen.json"
+    args = ["select", str(calibration), "--criterion", "acceptance", "--size", "1", "--beam", "3"]
+    main([*args, "--out", str(chosen)])
+    captured = capsys.readouterr()
+    assert "scoring layer sets by acceptance" in captured.err
+    assert len(re.findall(r"0\.\d{4} ± 0\.\d{4} +[+-]0\.\d{4} ± 0\.\d{4} +(?:yes|no)", captured.out)) == 3
+    main([*args, "--json"])
+    record = json.loads(capsys.readouterr().out)
+    assert record["criterion"] == "acceptance"
+    assert tuple(record["layers"]) == lw.Selection.load(chosen).layers
+    assert [kept["layers"] for kept in record["acceptance"]] == [kept["layers"] for kept in record["beams"][-1]]
+    assert all(kept["standard_error"] > 0 for kept in record["acceptance"])
+
+
 def test_readme_shows_what_quickstart_prints(quickstart):
-    """Layers and ranks to the letter, entropies to what another processor may round."""
+    """Layers and ranks to the letter, scores to what another processor may round."""
     readme = Path(__file__).parents[1] / "README.md"
+    text, report = readme.read_text(), json.loads(quickstart[0].stdout)
     printed = re.findall(
-        r"^ +(\d) +(\w+) +([\d,]+) +[\d,]+ +([\d.]+) +[\d.]+ +(\d+) of", readme.read_text(), re.MULTILINE
+        r"^ +(\d) +(\w+) +([\d,]+) +[\d,]+ +([\d.]+) +[\d.]+ +(\d+) of +\d+ +([\d.]+) ± ([\d.]+)", text, re.MULTILINE
     )
-    rows = json.loads(quickstart[0].stdout)["comparison"]
-    assert [
-        (int(size), method, list(map(int, layers.split(","))), int(rank)) for size, method, layers, _, rank in printed
-    ] == [(row["size"], row["method"], row["layers"], row["rank"]) for row in rows]
-    assert [float(entropy) for *_, entropy, _ in printed] == pytest.approx(
-        [row["entropy_nats"] for row in rows], abs=2e-4
-    )
+    rows = report["comparison"]
+    assert [(int(size), method) for size, method, *_ in printed] == [(row["size"], row["method"]) for row in rows]
+    for (_, method, layers, entropy, rank, value, error), row in zip(printed, rows, strict=True):
+        assert float(value) == pytest.approx(row["acceptance"]["value"], abs=1e-3)
+        assert float(error) == pytest.approx(row["acceptance"]["standard_error"], abs=1e-3)
+        if method != "acceptance":  # near ties there may turn on rounding
+            assert list(map(int, layers.split(","))) == row["layers"]
+            assert int(rank) == row["rank"]
+            assert float(entropy) == pytest.approx(row["entropy_nats"], abs=2e-4)
+    singles = re.findall(r"^ +(\d+) +\d+ +([\d.]+) +([\d.]+) ± ([\d.]+) .* [\d.]+$", text, re.MULTILINE)
+    assert [int(layer) for layer, *_ in singles] == list(range(len(report["singles"])))
+    for (_, entropy, value, error), single in zip(singles, report["singles"], strict=True):
+        assert float(entropy) == pytest.approx(single["entropy_nats"], abs=2e-4)
+        assert float(value) == pytest.approx(single["value"], abs=1e-3)
+        assert float(error) == pytest.approx(single["standard_error"], abs=1e-3)
 
 
 def test_quickstart_says_nothing_but_progress_on_stderr(quickstart):
     done, _ = quickstart
-    assert all(line.startswith("calibrating mini") for line in done.stderr.splitlines()), done.stderr
+    parts = ("calibrating mini", "predicting acceptance")
+    assert all(line.startswith(parts) for line in done.stderr.splitlines()), done.stderr
 
 
 def test_calibrate_then_select(tmp_path, capsys):

@@ -1,12 +1,14 @@
 """`layerwave select` and `layerwave report`."""
 
-from dataclasses import dataclass
+import json
+import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from layerwave.commands.printing import Json, check_out, join, print_json, print_table, table_of
+from layerwave.commands.printing import Json, check_out, join, print_json, print_table, progress_bar, table_of
 from layerwave.selection.methods import SelectionSettings
 
 
@@ -27,21 +29,56 @@ class Select:
 
         if self.out is not None:
             check_out(self.out, self.calibration)
-        selection = select(Calibration.load(self.calibration), self.settings)
+        calibration = Calibration.load(self.calibration)
+        by_acceptance = self.settings.criterion == "acceptance"
+        if by_acceptance:
+            print("scoring layer sets by acceptance, about 0.3 s each on two cores …", file=sys.stderr, flush=True)
+        selection = select(calibration, self.settings)
         if self.out is not None:
             selection.save(self.out)
+        kept = _with_errors(calibration, selection) if by_acceptance else []
         if self.json:
-            print(selection.to_json())
+            record = json.loads(selection.to_json())
+            print_json(record | {"acceptance": kept} if by_acceptance else record)
             return
-        table = table_of(
-            "layers", "boundaries", f"{selection.criterion}{' (nats)' * (selection.criterion == 'entropy')}"
-        )
-        for layers, score in selection.beams[-1]:
-            table.add_row(join(layers), join(l + 1 for l in layers), f"{score:.4f}")
         print(f"{selection.method} chose {join(selection.layers)}: outputs of these layers, counted from 0")
-        print_table(table)
+        print_table(_acceptance_table(kept) if by_acceptance else _score_table(selection))
         if self.out is not None:
             print(f"wrote {self.out}")
+
+
+def _score_table(selection):
+    table = table_of("layers", "boundaries", f"{selection.criterion}{' (nats)' * (selection.criterion == 'entropy')}")
+    for layers, score in selection.beams[-1]:
+        table.add_row(join(layers), join(l + 1 for l in layers), f"{score:.4f}")
+    return table
+
+
+def _with_errors(calibration, selection) -> list[dict]:
+    """Predicted acceptance of the sets that were kept last, and how far each is from the choice."""
+    from layerwave.selection import AcceptanceScores
+
+    scores = AcceptanceScores(calibration, selection.settings["weighting"])
+    chosen = scores[selection.layers]
+    return [
+        asdict(scored) | {"behind": asdict(apart), "told_apart": apart.told_apart}
+        for scored in (scores[layers] for layers, _ in selection.beams[-1])
+        for apart in [scores.difference(scored, chosen)]
+    ]
+
+
+def _acceptance_table(kept: list[dict]):
+    table = table_of("layers", "boundaries", "acceptance", "minus the choice", "told apart", "top-1 agreement")
+    for scored in kept:
+        table.add_row(
+            join(scored["layers"]),
+            join(l + 1 for l in scored["layers"]),
+            "{value:.4f} ± {standard_error:.4f}".format_map(scored),
+            "{value:+.4f} ± {standard_error:.4f}".format_map(scored["behind"]),
+            "yes" if scored["told_apart"] else "no",
+            f"{scored['agreement']:.4f}",
+        )
+    return table
 
 
 @dataclass(frozen=True)
@@ -63,5 +100,7 @@ class Report:
 
         check_out(self.out, self.calibration, *self.selections)
         calibration = Calibration.load(self.calibration)
-        write_report(calibration, self.out, [Selection.load(path) for path in self.selections])
+        selections = [Selection.load(path) for path in self.selections]
+        with progress_bar(f"writing {self.out}") as progress:
+            write_report(calibration, self.out, selections, progress=progress.sets)
         print_json({"out": str(self.out)}) if self.json else print(f"wrote {self.out}")

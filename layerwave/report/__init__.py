@@ -1,6 +1,10 @@
 """Figures of what was measured, and the report in one HTML file."""
 
 from layerwave.report.figures import (
+    acceptance_curve,
+    acceptance_ladder,
+    acceptance_learning,
+    acceptance_pairs,
     beam_tree,
     cka_filter_heatmaps,
     cka_heatmap,
@@ -14,6 +18,10 @@ from layerwave.report.figures import (
 from layerwave.report.html import report_html, write_report
 
 __all__ = [
+    "acceptance_curve",
+    "acceptance_ladder",
+    "acceptance_learning",
+    "acceptance_pairs",
     "beam_tree",
     "cka_filter_heatmaps",
     "cka_heatmap",

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from layerwave.calibration import Calibration
 from layerwave.errors import LayerwaveError
 from layerwave.files import whole_file
+from layerwave.report.acceptance import Progress, acceptance_section
 from layerwave.report.pictures import pictures
 from layerwave.report.tables import (
     beam_table,
@@ -24,19 +25,23 @@ from layerwave.report.tables import (
     selections_table,
     shown,
 )
-from layerwave.report.verdict import examine
-from layerwave.selection import Selection, elsi
+from layerwave.report.verdict import verdict
+from layerwave.selection import Selection, chooser, diagnose, elsi
 
 TEMPLATES = resources.files("layerwave.report") / "templates"
 
 
-def report_html(calibration: Calibration, selections: Sequence[Selection] = ()) -> str:
+def report_html(
+    calibration: Calibration, selections: Sequence[Selection] = (), *, progress: Progress | None = None
+) -> str:
     """The report on a calibration: the verdict on the first selection, figures, tables, settings, fingerprints.
 
     Args:
         calibration: what was measured.
         selections: choices from it, the one to judge first; without any, `elsi` chooses three layers, or as many as
             there are.
+        progress: of the one long part, predicted acceptance: called with the number of sets scored so far, and about
+            how many there will be.
 
     Returns:
         A page that refers to nothing outside itself. All text from files is escaped, and the page's own policy allows
@@ -54,16 +59,23 @@ def report_html(calibration: Calibration, selections: Sequence[Selection] = ()) 
             )
     selections = tuple(selections) or (elsi(calibration, min(3, calibration.num_layers)),)
     chosen = selections[0]
-    findings = examine(calibration, chosen, selections[1:])
-    drawn, undrawn = pictures(calibration, selections)
+    try:
+        section, unstudied = acceptance_section(calibration, selections, progress), ""
+    except LayerwaveError as error:  # said in its section
+        section, unstudied = None, str(error)
+    findings = diagnose(calibration, chosen, beside=selections[1:])  # after the section, whose scores it may need
+    drawn = pictures(calibration, selections)
     script = _read("report.js")
     return _template().render(
         calibration=calibration,
         chosen=chosen,
+        chooser=chooser(chosen),
         score_name=score_name(chosen),
-        findings=findings,
+        verdict=verdict(chosen, findings, section and section.study),
+        acceptance=section,
+        unstudied=unstudied,
         ids=ids_table(chosen),
-        pictures=drawn,
+        pictures=drawn.drawn,
         tables=[
             selections_table(calibration, selections),
             beam_table(chosen),
@@ -71,7 +83,7 @@ def report_html(calibration: Calibration, selections: Sequence[Selection] = ()) 
             *finding_tables(findings),
         ],
         records=list(record_tables(calibration, chosen)),
-        missing=[*findings.missing, *undrawn],
+        missing=[*findings.missing, *drawn.missing],
         needs=findings.sensitivity.needs if findings.sensitivity else (),
         style=Markup(_read("report.css")),
         script=Markup(script),
@@ -79,9 +91,15 @@ def report_html(calibration: Calibration, selections: Sequence[Selection] = ()) 
     )
 
 
-def write_report(calibration: Calibration, path: str | Path, selections: Sequence[Selection] = ()) -> None:
+def write_report(
+    calibration: Calibration,
+    path: str | Path,
+    selections: Sequence[Selection] = (),
+    *,
+    progress: Progress | None = None,
+) -> None:
     """Writes `report_html` to a file, whole or not at all. Raises `LayerwaveError` as it does, or for the file."""
-    page = report_html(calibration, selections)
+    page = report_html(calibration, selections, progress=progress)
     with whole_file(path) as partial:
         partial.write_text(page, encoding="utf-8")
 

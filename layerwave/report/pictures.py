@@ -19,7 +19,7 @@ from layerwave.report.figures import (
     wave,
 )
 from layerwave.report.svg import inline_svg
-from layerwave.selection import Selection, find_transitions
+from layerwave.selection import Selection, chooser, find_transitions
 
 
 @dataclass(frozen=True)
@@ -32,29 +32,43 @@ class Picture:
     wide: bool = False
 
 
-def pictures(calibration: Calibration, selections: Sequence[Selection]) -> tuple[list[Picture], list[tuple[str, str]]]:
-    """The figures that this calibration allows, and for each other one its title and why it is missing."""
-    drawn, missing = [], []
+class Pictures:
+    """Figures drawn, and for each other one its title and why it is missing."""
 
-    def add(title: str, draw: Callable[[], tuple[Figure, str]], wide: bool = False) -> None:
+    def __init__(self, name: str):
+        self.name = name
+        """Unique in the page: ids inside the figures start with it."""
+        self.drawn: list[Picture] = []
+        self.missing: list[tuple[str, str]] = []
+
+    def add(self, title: str, draw: Callable[[], tuple[Figure, str]], wide: bool = False) -> None:
+        """Draws one figure with its caption, or notes why it cannot be."""
         try:
             figure, caption = draw()
         except LayerwaveError as error:
-            missing.append((title, str(error)))
+            self.missing.append((title, str(error)))
             return
-        drawn.append(Picture(title, inline_svg(figure, f"figure{len(drawn)}", f"{title}. {caption}"), caption, wide))
+        svg = inline_svg(figure, f"{self.name}{len(self.drawn)}", f"{title}. {caption}")
+        self.drawn.append(Picture(title, svg, caption, wide))
 
-    add("The wave", lambda: (wave(calibration, selections), _wave_caption(calibration)), wide=True)
-    add("Single prompts", lambda: (prompt_curves(calibration), PROMPTS))
-    add("Variance over prompts", lambda: (prompt_variance(calibration), variance_over_prompts(calibration).reading))
-    add("Pairs of layers", lambda: (pair_heatmap(calibration), PAIRS))
-    add("CKA between layers", lambda: (cka_heatmap(calibration), _cka_caption(calibration)))
-    add("CKA, debiased", lambda: (cka_heatmap(calibration, estimator="debiased"), DEBIASED))
-    add("CKA with the entropy filter and without", lambda: (cka_filter_heatmaps(calibration), FILTER))
+
+def pictures(calibration: Calibration, selections: Sequence[Selection]) -> Pictures:
+    """The figures of the paper that this calibration allows."""
+    page = Pictures("figure")
+    page.add("The wave", lambda: (wave(calibration, selections), _wave_caption(calibration)), wide=True)
+    page.add("Single prompts", lambda: (prompt_curves(calibration), PROMPTS))
+    page.add(
+        "Variance over prompts", lambda: (prompt_variance(calibration), variance_over_prompts(calibration).reading)
+    )
+    page.add("Pairs of layers", lambda: (pair_heatmap(calibration), PAIRS))
+    page.add("CKA between layers", lambda: (cka_heatmap(calibration), _cka_caption(calibration)))
+    page.add("CKA, debiased", lambda: (cka_heatmap(calibration, estimator="debiased"), DEBIASED))
+    page.add("CKA with the entropy filter and without", lambda: (cka_filter_heatmaps(calibration), FILTER))
     for selection in selections:
         if len(selection.beams) > 1:
-            add(f"Beam tree of {selection.method}", lambda chosen=selection: (beam_tree(chosen), _tree_caption(chosen)))
-    return drawn, missing
+            title = f"Beam tree of {chooser(selection)}"
+            page.add(title, lambda chosen=selection: (beam_tree(chosen), _tree_caption(chosen)))
+    return page
 
 
 PROMPTS = (

@@ -11,8 +11,7 @@ import numpy as np
 from layerwave.calibration import Calibration
 from layerwave.interop import layer_ids_table
 from layerwave.kernels import gram, matrix_entropy
-from layerwave.report.verdict import Findings
-from layerwave.selection import Selection, find_transitions
+from layerwave.selection import Diagnostics, Selection, chooser, find_transitions
 
 Value: TypeAlias = str | int | float | None
 
@@ -42,7 +41,7 @@ def ids_table(selection: Selection) -> Table:
     )
 
 
-def layers_table(calibration: Calibration, selection: Selection, findings: Findings) -> Table:
+def layers_table(calibration: Calibration, selection: Selection, findings: Diagnostics) -> Table:
     """Every layer: entropy, share of the norm, step to the next, how often it is chosen."""
     grams = gram(calibration.states.astype(np.float64))
     entropies, traces = matrix_entropy(grams), np.trace(grams, axis1=1, axis2=2)
@@ -64,7 +63,7 @@ def beam_table(selection: Selection) -> Table:
     """The last beam, best first."""
     beam = selection.beams[-1] if selection.beams else ((selection.layers, selection.score),)
     return Table(
-        f"Sets that {selection.method} kept last",
+        f"Sets that {chooser(selection)} kept last",
         ("rank", "layers", "boundaries", score_name(selection), "gap to the first"),
         tuple(
             (place, join(layers), join(l + 1 for l in layers), score, beam[0][1] - score)
@@ -81,7 +80,7 @@ def selections_table(calibration: Calibration, selections: Sequence[Selection]) 
         "Selections",
         ("method", "layers", "boundaries", "criterion", "score", "S_1 (nats)"),
         tuple(
-            (s.method, join(s.layers), join(s.boundaries), s.criterion, s.score,
+            (chooser(s), join(s.layers), join(s.boundaries), s.criterion, s.score,
              float(matrix_entropy(grams[list(s.layers)].sum(axis=0))))
             for s in selections
         ),
@@ -89,7 +88,7 @@ def selections_table(calibration: Calibration, selections: Sequence[Selection]) 
     )  # fmt: skip
 
 
-def finding_tables(findings: Findings) -> Iterable[Table]:
+def finding_tables(findings: Diagnostics) -> Iterable[Table]:
     """The numbers behind the diagnostics' sentences."""
     if (found := findings.stability) is not None:
         yield Table(
@@ -177,11 +176,13 @@ def score_name(selection: Selection) -> str:
 
 
 def shown(value: Value) -> str:
-    """A cell as text: four decimals, or four digits where those say nothing."""
+    """A cell as text: four decimals, or as many digits as say something."""
     if value is None:
         return "–"
     if isinstance(value, float) and math.isfinite(value):
-        return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.3e}"
+        if value == 0 or 1e-3 <= abs(value) < 1e4:
+            return f"{value:.4f}"
+        return f"{value:.5f}" if 1e-4 <= abs(value) < 1e-3 else f"{value:.3e}"
     return str(value)
 
 

@@ -1,126 +1,60 @@
-"""What the report says first: the set, whether to trust it, and the numbers to paste."""
+"""What the report says first: whether the choice would come again, and what speaks against it."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from math import comb
-from typing import TypeAlias, TypeVar
+from dataclasses import dataclass
 
-from layerwave.calibration import Calibration
-from layerwave.errors import LayerwaveError
-from layerwave.selection import (
-    BeamOverlap,
-    CkaFloor,
-    Decomposition,
-    MarginalGains,
-    Selection,
-    SensitivityTable,
-    SinkDominance,
-    beam_overlap,
-    cka_floor,
-    decompose,
-    marginal_gains,
-    sensitivity,
-    settings_of,
-    sink_dominance,
-)
-from layerwave.selection.stability import Stability, stability
-
-MOST_SETS = 100_000
-"""Sets that a report ranks at most (about 10 s on a CPU)."""
-
-Part = TypeVar("Part")
-Reading: TypeAlias = BeamOverlap | Decomposition | MarginalGains | SinkDominance | SensitivityTable | CkaFloor
+from layerwave.selection import AcceptanceStudy, Diagnostics, Selection
+from layerwave.selection.stability import FAIR, STABLE
 
 
-@dataclass
-class Findings:
-    """The diagnostics of one selection, each None where it could not be computed; `missing` says why."""
+@dataclass(frozen=True)
+class Verdict:
+    """Sentences on one selection."""
 
-    stability: Stability | None = None
-    overlap: BeamOverlap | None = None
-    decomposition: Decomposition | None = None
-    gains: MarginalGains | None = None
-    sinks: SinkDominance | None = None
-    sensitivity: SensitivityTable | None = None
-    cka: CkaFloor | None = None
-    missing: list[tuple[str, str]] = field(default_factory=list)
-    """Name of a part, and the reason why the report has none."""
-
-    @property
-    def warnings(self) -> list[str]:
-        """Sentences of the parts that warn; stability is said apart, unless it is unknown."""
-        unknown = [
-            f"How far the choice depends on the samples is unknown: {why}"
-            for part, why in self.missing
-            if part == "Stability"
-        ]
-        return unknown + [part.reading for part in self._parts.values() if _warns(part)]
-
-    @property
-    def readings(self) -> list[tuple[str, str]]:
-        """Name and sentence of the parts that do not warn."""
-        return [(name, part.reading) for name, part in self._parts.items() if not _warns(part)]
-
-    @property
-    def _parts(self) -> dict[str, Reading]:
-        parts = {
-            "Fixed rules": self.overlap,
-            "Informativeness and diversity": self.decomposition,
-            "Gain of each layer": self.gains,
-            "Sinks and norms": self.sinks,
-            "Sensitivity": self.sensitivity,
-            "CKA": self.cka,
-        }
-        return {name: part for name, part in parts.items() if part is not None}
+    grade: str
+    """`stable`, `fair` or `unstable`; empty where it is unknown."""
+    stability: str
+    """Why this grade; empty where it is unknown."""
+    warnings: tuple[str, ...]
+    readings: dict[str, str]
+    """What else the diagnostics say, by title."""
 
 
-def _warns(part: Reading) -> bool:
-    match part:
-        case SinkDominance():
-            return part.warning
-        case SensitivityTable():
-            return bool(part.changed_by)
-        case CkaFloor():
-            return part.saturated
-    return False
+def verdict(selection: Selection, diagnostics: Diagnostics, study: AcceptanceStudy | None) -> Verdict:
+    """The verdict on a selection from its diagnostics, and from predicted acceptance where it was studied."""
+    grade, stability, warnings = "", "", []
+    if selection.criterion == "acceptance" and study is not None:
+        grade, stability = _over_conversations(selection, study)
+    elif diagnostics.stability is not None:
+        grade, stability = diagnostics.stability.verdict, diagnostics.stability.reading
+    else:
+        why = dict(diagnostics.missing)["Stability"]
+        warnings.append(f"How far the choice depends on the samples is unknown: {why}")
+    if study is not None:
+        warnings += _behind(selection, study)
+    warnings += diagnostics.warnings.values()
+    calm = {t: r for t, r in diagnostics.readings.items() if t not in diagnostics.warnings and t != "Stability"}
+    return Verdict(grade, stability, tuple(warnings), calm)
 
 
-def examine(calibration: Calibration, selection: Selection, others: Sequence[Selection] = ()) -> Findings:
-    """Runs every diagnostic; one that does not fit the data is left out and says why.
-
-    `others` are selections whose sets are wanted in the bootstrap table too.
-    """
-    findings = Findings()
-
-    def attempt(name: str, compute: Callable[[], Part]) -> Part | None:
-        try:
-            return compute()
-        except LayerwaveError as error:
-            findings.missing.append((name, str(error)))
-            return None
-
-    def overlap() -> BeamOverlap:
-        sets = comb(calibration.num_layers, len(selection.layers))
-        if sets > MOST_SETS:
-            raise LayerwaveError(f"{sets:,} sets of this size are too many to rank for a report: use rank_among_all")
-        return beam_overlap(calibration, selection)
-
-    def resampled() -> Stability:
-        s = settings_of(selection)
-        if s.criterion != "entropy":
-            raise LayerwaveError(f"replicates are scored by entropy alone, not by {s.criterion}")
-        options = {name: getattr(s, name) for name in ("expand", "pool", "alpha", "weighting", "estimator")}
-        sets = [other.layers for other in others]
-        return stability(calibration, s.size, s.method, s.beam, **options, sets=sets)
-
-    findings.stability = attempt("Stability", resampled)
-    findings.overlap = attempt("Fixed rules", overlap)
-    findings.decomposition = attempt(
-        "Informativeness and diversity",
-        lambda: decompose(calibration, selection.layers, weighting=settings_of(selection).weighting),
+def _over_conversations(selection: Selection, study: AcceptanceStudy) -> tuple[str, str]:
+    scored = study.scores[selection.layers]
+    frequency = study.scores.resampled(len(selection.layers)).frequency[selection.layers]
+    grade = "stable" if frequency >= STABLE else "fair" if frequency >= FAIR else "unstable"
+    return grade, (
+        f"{grade.capitalize()}: in {frequency:.0%} of the resamples of {len(study.scores.counts)} scoring "
+        f"conversations this is the best of the sets of its size that were scored, α̂ = {scored}; the drafts are "
+        "not fitted again."
     )
-    findings.gains = attempt("Gain of each layer", lambda: marginal_gains(calibration, selection))
-    findings.sinks = attempt("Sinks and norms", lambda: sink_dominance(calibration, settings_of(selection)))
-    findings.sensitivity = attempt("Sensitivity", lambda: sensitivity([calibration], settings_of(selection)))
-    findings.cka = attempt("CKA", lambda: cka_floor(calibration))
-    return findings
+
+
+def _behind(selection: Selection, study: AcceptanceStudy) -> list[str]:
+    """Whether a linear draft is predicted to do better with another set."""
+    scored = study.scores[selection.layers]
+    apart = study.behind(scored)
+    if apart.value >= 0 or not apart.told_apart:
+        return []
+    best = study.best
+    return [
+        f"A linear draft is predicted to do better with layers {','.join(map(str, best.layers))} ({best}) than with "
+        f"this set ({scored}): a difference of {apart}."
+    ]

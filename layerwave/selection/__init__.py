@@ -1,9 +1,13 @@
 """Which layers: a `Calibration` goes in, a `Selection` comes out."""
 
+from layerwave.selection.acceptance import PredictedAcceptance, acceptance_criterion, predicted_acceptance
+from layerwave.selection.acceptance_learning import LearningCurve, LearningPoint, learning_curve
+from layerwave.selection.acceptance_scores import AcceptanceScores, Difference, ScoredSet
+from layerwave.selection.acceptance_study import AcceptanceStudy, Rung, acceptance_study
 from layerwave.selection.baselines import RULES, baseline, baselines, random_sets, rules
 from layerwave.selection.beam import elsi, elsi_c
 from layerwave.selection.cka_floor import CkaFloor, cka_floor
-from layerwave.selection.comparison import ComparedSelection, Comparison, compare
+from layerwave.selection.comparison import ComparedSelection, Comparison, chooser, compare
 from layerwave.selection.criteria import (
     CRITERIA,
     Criterion,
@@ -32,6 +36,8 @@ __all__ = [
     "CRITERIA",
     "METHODS",
     "RULES",
+    "AcceptanceScores",
+    "AcceptanceStudy",
     "BeamOverlap",
     "CkaFloor",
     "ComparedSelection",
@@ -40,11 +46,17 @@ __all__ = [
     "Criterion",
     "Decomposition",
     "Diagnostics",
+    "Difference",
     "DominantPosition",
     "LayerGain",
     "LayerPart",
+    "LearningCurve",
+    "LearningPoint",
     "MarginalGains",
+    "PredictedAcceptance",
     "RuleOverlap",
+    "Rung",
+    "ScoredSet",
     "Selection",
     "SelectionSettings",
     "SensitivityRow",
@@ -54,10 +66,13 @@ __all__ = [
     "SinkDominance",
     "Stability",
     "Transitions",
+    "acceptance_criterion",
+    "acceptance_study",
     "baseline",
     "baselines",
     "beam_overlap",
     "check_layers",
+    "chooser",
     "cka_floor",
     "coding_rate_criterion",
     "compare",
@@ -70,10 +85,12 @@ __all__ = [
     "entropy_criterion",
     "exhaustive",
     "find_transitions",
+    "learning_curve",
     "make_criterion",
     "marginal_gains",
     "mrmr_criterion",
     "participation_ratio_criterion",
+    "predicted_acceptance",
     "random_sets",
     "rank_among_all",
     "rules",

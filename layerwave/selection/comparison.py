@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from layerwave.calibration import Calibration
 from layerwave.errors import LayerwaveError
+from layerwave.selection.acceptance_scores import AcceptanceScores, Difference, ScoredSet
 from layerwave.selection.baselines import rules
+from layerwave.selection.beam import elsi
 from layerwave.selection.exhaustive import SetRank, rank_among_all
 from layerwave.selection.methods import SelectionSettings, select
 from layerwave.selection.result import Selection
@@ -17,6 +19,16 @@ class ComparedSelection:
 
     selection: Selection
     place: SetRank
+    """By entropy, whatever the criterion of the selection."""
+    acceptance: ScoredSet | None
+    """Predicted acceptance; None when no scores were given."""
+    behind: Difference | None
+    """Its predicted acceptance minus that of the best scored set of its size."""
+
+    @property
+    def name(self) -> str:
+        """What to call it beside the others."""
+        return chooser(self.selection)
 
 
 @dataclass(frozen=True)
@@ -26,31 +38,53 @@ class Comparison:
     rows: tuple[ComparedSelection, ...]
     unfit: tuple[str, ...]
 
-    def chosen(self, method: str, size: int) -> Selection:
-        """The selection of one method and size."""
-        return next(
-            row.selection for row in self.rows if (row.selection.method, len(row.selection.layers)) == (method, size)
-        )
+    def chosen(self, name: str, size: int) -> Selection:
+        """The selection of one name (`ComparedSelection.name`) and size."""
+        return next(row.selection for row in self.rows if (row.name, len(row.selection.layers)) == (name, size))
 
 
-def compare(calibration: Calibration, sizes: Sequence[int] = (1, 2, 3)) -> Comparison:
-    """Runs every method for every size with its defaults, and ranks the choices among all sets of their size.
+def compare(
+    calibration: Calibration, sizes: Sequence[int] = (1, 2, 3), scores: AcceptanceScores | None = None
+) -> Comparison:
+    """Runs every method for every size with its defaults, and ranks the choices by entropy among all sets of a size.
 
-    Raises `LayerwaveError` for a size that the target does not have.
+    Args:
+        scores: predicted acceptance of the calibration: adds it to every row, and the beam that maximises it.
+
+    Raises:
+        LayerwaveError: for a size that the target does not have, and as `predicted_acceptance` does.
     """
     rows, unfit = [], []
     for size in sizes:
-        searched = [
+        selections = [
             select(calibration, SelectionSettings(method, size))
             for method in ("exhaustive", "elsi", "elsi_c", "low_entropy")
         ]
-        fixed = []
+        if scores is not None:
+            selections.insert(0, elsi(calibration, size, criterion=scores))
         for rule in rules(size):
             try:
-                fixed.append(select(calibration, SelectionSettings(rule, size)))
+                selections.append(select(calibration, SelectionSettings(rule, size)))
             except LayerwaveError as error:  # the rule does not fit a target this shallow: reported, not replaced
                 unfit.append(str(error))
-        selections = searched + fixed
         places = rank_among_all(calibration, [selection.layers for selection in selections])
-        rows += [ComparedSelection(*pair) for pair in zip(selections, places, strict=True)]
+        accepted = _accepted(scores, selections) if scores is not None else [(None, None)] * len(selections)
+        rows += [
+            ComparedSelection(selection, place, *pair)
+            for selection, place, pair in zip(selections, places, accepted, strict=True)
+        ]
     return Comparison(tuple(rows), tuple(unfit))
+
+
+def _accepted(scores: AcceptanceScores, selections: Sequence[Selection]) -> list[tuple[ScoredSet, Difference]]:
+    """Each selection's predicted acceptance, alone and beside the best scored set of this size."""
+    sets = [scores[selection.layers] for selection in selections]
+    best = max(scores.of_size(len(selections[0].layers)), key=lambda scored: scored.value)
+    return [(scored, scores.difference(scored, best)) for scored in sets]
+
+
+def chooser(selection: Selection) -> str:
+    """What chose a set: its method, or its criterion where that is not the entropy."""
+    if selection.criterion == "entropy":
+        return selection.method
+    return selection.criterion if selection.method == "elsi" else f"{selection.method} by {selection.criterion}"

@@ -112,8 +112,13 @@ def sensitivity(
 
     Raises:
         LayerwaveError: for no calibration, several that are not comparable (the difference is named) or given by a
-            user, and as `select` does.
+            user, for the criterion `acceptance`, which reads no pool, and as `select` does.
     """
+    if settings.criterion == "acceptance":
+        raise LayerwaveError(
+            "acceptance reads single positions, which neither filter nor alpha changes: compare selections of another "
+            "weighting, or from a calibration with other sinks or another final state"
+        )
     _check_comparable(calibrations)
     alphas = sorted({*map(float, alphas), float(settings.alpha)})
     weightings = ("raw", "trace")

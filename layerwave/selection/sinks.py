@@ -96,15 +96,7 @@ def sink_dominance(
         keep, drop = select(calibration, settings), None
         missing = "the states were given, so their sinks cannot be dropped: calibrate a target"
     else:
-        chosen, other = calibration.settings.sinks, {"keep": "drop", "drop": "keep"}[calibration.settings.sinks]
-        selections, missing = {chosen: select(calibration, settings), other: None}, ""
-        try:
-            states = calibration.pool(sinks=other)
-        except LayerwaveError as error:  # that pool is empty: said in the result
-            missing = f"the selection with sinks={other!r} is missing: {error}"
-        else:
-            selections[other] = select(Calibration.from_states(states), settings)
-        keep, drop = selections["keep"], selections["drop"]
+        keep, drop, missing = _with_and_without_sinks(calibration, settings)
     return SinkDominance(
         positions=energy / traces[:, None],
         layers=traces / traces.sum(),
@@ -113,3 +105,20 @@ def sink_dominance(
         drop=drop,
         missing=missing,
     )
+
+
+def _with_and_without_sinks(
+    calibration: Calibration, settings: SelectionSettings
+) -> tuple[Selection | None, Selection | None, str]:
+    """The selections that keep and that drop sinks, and why one is missing."""
+    chosen, other = calibration.settings.sinks, {"keep": "drop", "drop": "keep"}[calibration.settings.sinks]
+    if settings.criterion == "acceptance":
+        return None, None, f"acceptance reads single positions: its selection with sinks={other!r} needs another pass"
+    selections, missing = {chosen: select(calibration, settings), other: None}, ""
+    try:
+        states = calibration.pool(sinks=other)
+    except LayerwaveError as error:  # that pool is empty: said in the result
+        missing = f"the selection with sinks={other!r} is missing: {error}"
+    else:
+        selections[other] = select(Calibration.from_states(states), settings)
+    return selections["keep"], selections["drop"], missing

@@ -1,9 +1,12 @@
 """A calibration with planted answers: compartments, and variances over prompts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from layerwave.calibration import Calibration, CalibrationSettings
+from tests.token_samples import planted_tokens
 
 N, B, D, S = 9, 8, 16, 6
 CUTS = {"early": 50.0, "middle": 75.0, "late": 0.0}
@@ -49,3 +52,9 @@ def planted() -> Calibration:
         target_dtype="float32",
         tallies={"rows": S},
     )
+
+
+@pytest.fixture(scope="session")
+def with_tokens(planted) -> Calibration:
+    """The same with a token sample: what the target says next stands in layers 3 and 6."""
+    return replace(planted, tokens=planted_tokens(N, (3, 6)))

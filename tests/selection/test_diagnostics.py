@@ -371,9 +371,13 @@ def test_a_selection_is_diagnosed_in_one_call():
     assert found.gains == marginal_gains(calibration, chosen)
     assert found.sinks.keep == chosen
     assert found.sensitivity == sensitivity([calibration, other], settings_of(chosen))
-    assert found.warnings == (found.sinks.reading,)
+    assert found.warnings["Sinks and norms"] == found.sinks.reading
+    assert ("Sensitivity" in found.warnings) == bool(found.sensitivity.changed_by)
+    ((part, why),) = found.missing
+    assert part == "Stability"
+    assert "no bootstrap replicates" in why
     assert len(found.readings) == 6
-    for reading in found.readings:
+    for reading in found.readings.values():
         assert reading.endswith(".")
         assert "\n" not in reading
 

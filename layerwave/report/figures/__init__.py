@@ -1,5 +1,11 @@
 """Figures of what was measured, each a function that returns a matplotlib `Figure` of one column's width."""
 
+from layerwave.report.figures.acceptance import (
+    acceptance_curve,
+    acceptance_ladder,
+    acceptance_learning,
+    acceptance_pairs,
+)
 from layerwave.report.figures.beams import beam_tree
 from layerwave.report.figures.cka import cka_filter_heatmaps, cka_heatmap
 from layerwave.report.figures.curves import (
@@ -16,6 +22,10 @@ from layerwave.report.figures.wave import wave
 
 __all__ = [
     "PromptVariance",
+    "acceptance_curve",
+    "acceptance_ladder",
+    "acceptance_learning",
+    "acceptance_pairs",
     "beam_tree",
     "cka_filter_heatmaps",
     "cka_heatmap",

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 
 from layerwave.errors import LayerwaveError
 from layerwave.report.figures.style import COLUMN, SEQUENTIAL, VERMILION, plain, styled, whole_numbers
-from layerwave.selection import Selection
+from layerwave.selection import Selection, chooser
 
 ROWS = 20
 """Sets drawn at each depth: the best. A wider beam is cut, and the title says so."""
@@ -62,7 +62,7 @@ def beam_tree(selection: Selection) -> Figure:
     axes.set_xlabel("layer sets (0-based outputs; boundary = layer + 1)")
     axes.spines[["top", "right"]].set_visible(False)
     cut = [f"{len(beam)}" for beam in selection.beams if len(beam) > ROWS]
-    axes.set_title(f"the best {ROWS} of {cut[-1]} kept sets" if cut else f"{plain(selection.method)}: all kept sets")
+    axes.set_title(f"the best {ROWS} of {cut[-1]} kept sets" if cut else f"{plain(chooser(selection))}: all kept sets")
     unit = "$S_α$ (nats)" if selection.criterion == "entropy" else plain(selection.criterion)
     figure.colorbar(points, ax=axes, label=unit, aspect=30)
     return figure

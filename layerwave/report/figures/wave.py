@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from layerwave.calibration import Calibration
 from layerwave.report.figures.curves import layer_entropies
 from layerwave.report.figures.style import BLACK, BLUE, GREEN, ORANGE, VERMILION, plain
-from layerwave.selection import Selection, find_transitions
+from layerwave.selection import Selection, chooser, find_transitions
 
 
 def wave(calibration: Calibration, selections: Sequence[Selection] = ()) -> Figure:
@@ -62,7 +62,7 @@ def _draw_selections(axes: Axes, selections: Sequence[Selection]) -> None:
     for height, selection in zip(heights, selections, strict=True):
         axes.plot(selection.layers, [height] * len(selection.layers), "D", color=GREEN, ms=5)
         axes.annotate(
-            f" {plain(selection.method)}",
+            f" {plain(chooser(selection))}",
             (0, height),
             xycoords=("axes fraction", "data"),
             fontsize="x-small",
