@@ -28,7 +28,7 @@ _ROOMS = {
         "random_sets rank_among_all select sensitivity sink_dominance stability"
     ),
     "drafts": "Draft DraftConfig DraftVocabulary Eagle3 initial_draft load_draft save_draft",
-    "decoding": "GenerationSettings generate",
+    "decoding": "Evaluation EvaluationSettings GenerationSettings TreeSettings decode distill evaluate generate",
     "interop": "export_draft import_draft layer_ids layer_ids_table",
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}

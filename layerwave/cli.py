@@ -8,6 +8,7 @@ from tyro.conf import subcommand
 
 from layerwave.commands.calibrate import Calibrate, Merge
 from layerwave.commands.distill import Distill
+from layerwave.commands.evaluate import Evaluate
 from layerwave.commands.export import Export
 from layerwave.commands.quickstart import Quickstart
 from layerwave.commands.select import Report, Select
@@ -23,6 +24,7 @@ Command = (
     | Annotated[Report, subcommand("report")]
     | Annotated[Distill, subcommand("distill")]
     | Annotated[Train, subcommand("train")]
+    | Annotated[Evaluate, subcommand("evaluate")]
     | Annotated[Export, subcommand("export")]
     | Annotated[Ids, subcommand("ids")]
     | Annotated[Doctor, subcommand("doctor")]

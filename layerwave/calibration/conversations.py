@@ -83,7 +83,7 @@ def _read(source: Any, parse: Callable[[Any, str], Conversation | None]) -> Conv
     if isinstance(source, Conversations):
         return source
     if isinstance(source, str | os.PathLike):
-        name, rows = str(source), list(_rows_of_file(Path(source)))
+        name, rows = str(source), list(rows_of_file(Path(source)))
     else:
         name, rows = "the list", [(f"row {number}", row) for number, row in enumerate(source, 1)]
     conversations = [parse(row, where) for where, row in rows]
@@ -95,7 +95,8 @@ def _read(source: Any, parse: Callable[[Any, str], Conversation | None]) -> Conv
     return Conversations(usable, len(rows) - len(usable))
 
 
-def _rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
+def rows_of_file(path: Path, forms: str = _FORMS) -> Iterator[tuple[str, Any]]:
+    """Rows of a JSON array or of JSON lines, each with its place; `forms` says in errors what they may look like."""
     try:
         content = path.read_bytes().replace(b"\r\n", b"\n").replace(b"\r", b"\n")  # no JSON string holds a raw CR
     except OSError as error:
@@ -108,7 +109,7 @@ def _rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
             f"{path}, line {line}: not UTF-8 (byte {content[error.start]:#04x}): save the file as UTF-8"
         ) from error
     if not text.strip():
-        raise LayerwaveError(f"{path} is empty: give rows like {_FORMS}")
+        raise LayerwaveError(f"{path} is empty: give rows like {forms}")
     if text.lstrip().startswith("["):
         for number, row in enumerate(_parse(text, path, 1), 1):
             yield f"{path}, row {number}", row

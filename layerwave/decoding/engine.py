@@ -16,9 +16,9 @@ from flax import nnx
 from jaxtyping import Array, Int, Int64, Key
 
 from layerwave.decoding.drafting import DraftState
-from layerwave.decoding.rounds import Plan, Request, State, Weights, prefill, rounds
+from layerwave.decoding.rounds import Plan, Request, State, Weights, one_round, prefill, rounds
 from layerwave.decoding.sampling import GenerationSettings
-from layerwave.decoding.tree import TreeSettings
+from layerwave.decoding.tree import Tree, TreeSettings
 from layerwave.drafts import Draft
 from layerwave.errors import LayerwaveError
 from layerwave.targets import Decoder, KVCache
@@ -79,36 +79,69 @@ def decode(
       LayerwaveError: no prompt, an empty one, one with a token outside the target's vocabulary, or one that leaves no
         position for an answer; an end token outside the vocabulary; a draft that does not fit target or tree.
     """
-    config, batch = decoder.config, len(prompts)
+    plan, weights, request, state = _begin(decoder, prompts, settings, key, draft, tree)
+    state = rounds(plan, weights, request, state)
+    while not state.done.all():
+        slots = _slots(plan, decoder, int(state.cache.length.max()))
+        state = rounds(plan, weights, request, state.widened(slots))
+    return _continuations(state, np.asarray(request.prompts), settings)
+
+
+def draft_round(
+    decoder: Decoder,
+    prompt: Sequence[int],
+    settings: GenerationSettings,
+    key: Key[Array, ""],
+    draft: Draft,
+    tree: TreeSettings | None = None,
+) -> tuple[Tree, tuple[int, ...]]:
+    """The first tree behind a prompt, to look at, and the nodes of the path that was accepted, the root included.
+
+    Raises:
+      LayerwaveError: what `decode` refuses.
+    """
+    plan, weights, request, state = _begin(decoder, [prompt], settings, key, draft, tree)
+    _, grown, verdict = one_round(plan, weights, request, state)
+    return grown, tuple(verdict.path[0, : int(verdict.accepted[0]) + 1].tolist())
+
+
+def _begin(
+    decoder: Decoder,
+    prompts: Prompts,
+    settings: GenerationSettings,
+    key: Key[Array, ""] | Key[Array, " b"],
+    draft: Draft | None,
+    tree: TreeSettings | None,
+) -> tuple[Plan, Weights, Request, State]:
+    """Everything on the device, with the prompts taken in."""
     check_prompts(decoder, prompts, settings)
     graphdef, params = nnx.split(decoder)
-    plan = Plan(graphdef, None, None, settings.sampler, settings.end_tokens)
-    weights = Weights(params, None, None, None)
+    plan, weights = Plan(graphdef, None, None, settings.sampler), Weights(params, None, None, None)
     if draft is not None:
         tree = tree or TreeSettings()
         _check_draft(decoder, draft, tree)
-        module, params = nnx.split(draft.module)
-        plan = Plan(graphdef, module, tree, settings.sampler, settings.end_tokens)
+        module, drafting = nnx.split(draft.module)
+        plan = Plan(graphdef, module, tree, settings.sampler)
         layers = jnp.array(draft.config.layers, jnp.int32)
-        weights = weights._replace(draft=params, layers=layers, vocabulary=jnp.asarray(draft.vocabulary.tokens))
+        weights = Weights(params, drafting, layers, jnp.asarray(draft.vocabulary.tokens))
 
-    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+    batch, lengths = len(prompts), np.array([len(prompt) for prompt in prompts], np.int32)
     longest = int(lengths.max())
-    padded = np.zeros((batch, min(_bucket(longest), config.max_positions)), np.int32)
+    padded = np.zeros((batch, min(_bucket(longest), decoder.config.max_positions)), np.int32)
     for row, prompt in zip(padded, prompts, strict=True):
         row[: len(prompt)] = prompt
-    limits = np.minimum(lengths + settings.max_new_tokens, config.max_positions).astype(np.int32)
+    limits = np.minimum(lengths + settings.max_new_tokens, decoder.config.max_positions).astype(np.int32)
     keys = jax.random.split(key, batch) if key.ndim == 0 else key
-    request = Request(jnp.asarray(lengths), jnp.asarray(limits), keys)
+    ends = np.zeros(decoder.config.vocab_size, bool)
+    ends[list(settings.end_tokens)] = True
+    request = Request(jnp.asarray(lengths), jnp.asarray(limits), keys, jnp.asarray(ends))
+    state = _empty(decoder, draft, batch, _slots(plan, decoder, longest), plan.levels)
+    return plan, weights, request, prefill(plan, weights, request, state, jnp.asarray(padded))
 
-    def slots(filled: int) -> int:
-        return min(_bucket(filled + plan.margin), config.max_positions + plan.margin)
 
-    state = _empty(decoder, draft, batch, slots(longest), plan.levels)
-    state = rounds(plan, weights, request, prefill(plan, weights, request, state, jnp.asarray(padded)))
-    while not state.done.all():
-        state = rounds(plan, weights, request, state.widened(slots(int(state.cache.length.max()))))
-    return _continuations(state, lengths, settings)
+def _slots(plan: Plan, decoder: Decoder, filled: int) -> int:
+    """Slots for a round behind `filled` ones: a power of two, or what the context can ever need."""
+    return min(_bucket(filled + plan.margin), decoder.config.max_positions + plan.margin)
 
 
 def _bucket(length: int) -> int:

@@ -18,9 +18,9 @@ from jaxtyping import Array, Bool, Int, Int32, Key
 
 from layerwave.decoding.drafting import Drafter, DraftState
 from layerwave.decoding.sampling import Sampler
-from layerwave.decoding.tree import TreeSettings, bare_root, cache_mask
-from layerwave.decoding.verify import verify
-from layerwave.targets import KVCache
+from layerwave.decoding.tree import Tree, TreeSettings, bare_root, cache_mask
+from layerwave.decoding.verify import Verdict, verify
+from layerwave.targets import Decoder, KVCache
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,6 @@ class Plan:
     draft: nnx.GraphDef | None
     tree: TreeSettings | None
     sampler: Sampler
-    end_tokens: tuple[int, ...]
 
     @property
     def levels(self) -> int:
@@ -56,11 +55,13 @@ class Weights(NamedTuple):
 
 
 class Request(NamedTuple):
-    """prompts: numbers of tokens. limits: of prompt and answer together. keys: of the samples."""
+    """prompts: numbers of tokens. limits: of prompt and answer together. keys: of the samples. ends: whether a token
+    ends an answer."""
 
     prompts: Int32[Array, " b"]
     limits: Int32[Array, " b"]
     keys: Key[Array, " b"]
+    ends: Bool[Array, " V"]
 
 
 class State(NamedTuple):
@@ -105,59 +106,68 @@ def prefill(plan: Plan, weights: Weights, request: Request, state: State, prompt
         following = _write(jnp.roll(prompts, -1, axis=1), first, request.prompts - 1)
         draft = drafter.follow(draft, output.states, following, zeros, request.prompts)
     tokens = _write(_write(state.tokens, prompts, zeros), first, request.prompts)
-    done = _ends(plan, first)[:, 0] | (request.prompts + 1 >= request.limits)
+    done = request.ends[first[:, 0]] | (request.prompts + 1 >= request.limits)
     return State(cache, draft, tokens, done, state.accepted, state.drafted)
 
 
 @partial(jax.jit, static_argnums=0)
 def rounds(plan: Plan, weights: Weights, request: Request, state: State) -> State:
     """Goes on until all sequences are done, or one has not enough slots left for another round."""
-    decoder, drafter = _models(plan, weights)
-    slots = state.tokens.shape[1]
+    models, slots = _models(plan, weights), state.tokens.shape[1]
 
     def going(state: State) -> Bool[Array, ""]:
         return ~jnp.all(state.done) & jnp.all(state.cache.length + plan.margin <= slots)
 
-    def advance(state: State) -> State:
-        length, draft = state.cache.length, state.draft
-        root = jnp.take_along_axis(state.tokens, length[:, None], axis=1)[:, 0]
-        if drafter is None:
-            tree = bare_root(root)
-        else:
-            tree, draft = drafter.propose(draft, root, length, plan.tree)
-        output = decoder(
-            tree.tokens,
-            positions=length[:, None] + tree.depths,
-            mask=cache_mask(tree.sees, length, slots),
-            cache=state.cache,
-        )
-        places = length + 1 - request.prompts
-        verdict = verify(tree, decoder.logits(output.normed), plan.levels, plan.sampler, request.keys, places)
+    return jax.lax.while_loop(going, lambda state: _round(plan, *models, request, state)[0], state)
 
-        # Of an end token or the limit in the midst of the accepted ones: what is behind it was never made.
-        counts, ended = _until_end(plan, verdict.tokens, verdict.accepted + 1)
-        room = request.limits - (length + 1)
-        counts, ended = jnp.minimum(counts, room), ended & (counts <= room)
-        counts = jnp.where(state.done, 0, counts)
 
+@partial(jax.jit, static_argnums=0)
+def one_round(plan: Plan, weights: Weights, request: Request, state: State) -> tuple[State, Tree, Verdict]:
+    """A single round, to look at."""
+    return _round(plan, *_models(plan, weights), request, state)
+
+
+def _round(
+    plan: Plan, decoder: Decoder, drafter: Drafter | None, request: Request, state: State
+) -> tuple[State, Tree, Verdict]:
+    length, draft = state.cache.length, state.draft
+    root = jnp.take_along_axis(state.tokens, length[:, None], axis=1)[:, 0]
+    if drafter is None:
+        tree = bare_root(root)
+    else:
+        tree, draft = drafter.propose(draft, root, length, plan.tree)
+    output = decoder(
+        tree.tokens,
+        positions=length[:, None] + tree.depths,
+        mask=cache_mask(tree.sees, length, state.tokens.shape[1]),
+        cache=state.cache,
+    )
+    places = length + 1 - request.prompts
+    verdict = verify(tree, decoder.logits(output.normed), plan.levels, plan.sampler, request.keys, places)
+
+    # Of an end token or the limit in the midst of the accepted ones: what is behind it was never made.
+    counts, ended = _until_end(request, verdict.tokens, verdict.accepted + 1)
+    room = request.limits - (length + 1)
+    counts, ended = jnp.minimum(counts, room), ended & (counts <= room)
+    counts = jnp.where(state.done, 0, counts)
+
+    if drafter is not None:
         states = jnp.take_along_axis(output.states, verdict.path[None, :, :, None], axis=2)
-        if drafter is not None:
-            draft = drafter.follow(draft, states, verdict.tokens, length, counts)
-        accepted = jnp.minimum(verdict.accepted, counts)[:, None] == jnp.arange(plan.levels, dtype=jnp.int32)[None]
-        active = ~state.done
-        return State(
-            cache=_compact(output.cache, verdict.path, length, counts),
-            draft=draft,
-            tokens=_write(state.tokens, verdict.tokens, length + 1),
-            done=state.done | ended | (counts == room),
-            accepted=state.accepted + (accepted & active[:, None]).astype(jnp.int32),
-            drafted=state.drafted + jnp.where(active, jnp.sum(tree.valid, axis=1, dtype=jnp.int32) - 1, 0),
-        )
-
-    return jax.lax.while_loop(going, advance, state)
+        draft = drafter.follow(draft, states, verdict.tokens, length, counts)
+    kept = jnp.minimum(verdict.accepted, counts)[:, None] == jnp.arange(plan.levels, dtype=jnp.int32)[None]
+    active = (~state.done).astype(jnp.int32)
+    state = State(
+        cache=_compact(output.cache, verdict.path, length, counts),
+        draft=draft,
+        tokens=_write(state.tokens, verdict.tokens, length + 1),
+        done=state.done | ended | (counts == room),
+        accepted=state.accepted + active[:, None] * kept.astype(jnp.int32),
+        drafted=state.drafted + active * (jnp.sum(tree.valid, axis=1, dtype=jnp.int32) - 1),
+    )
+    return state, tree, verdict
 
 
-def _models(plan: Plan, weights: Weights):
+def _models(plan: Plan, weights: Weights) -> tuple[Decoder, Drafter | None]:
     decoder = nnx.merge(plan.target, weights.target)
     if plan.draft is None:
         return decoder, None
@@ -170,16 +180,12 @@ def _write(buffer: Array, new: Array, start: Int32[Array, " b"]) -> Array:
     return jax.vmap(jax.lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None))(buffer, new, start, 0)
 
 
-def _ends(plan: Plan, tokens: Int32[Array, "b L"]) -> Bool[Array, "b L"]:
-    return (tokens[:, :, None] == jnp.array(plan.end_tokens, jnp.int32)[None, None]).any(axis=2)
-
-
 def _until_end(
-    plan: Plan, tokens: Int32[Array, "b L"], counts: Int32[Array, " b"]
+    request: Request, tokens: Int32[Array, "b L"], counts: Int32[Array, " b"]
 ) -> tuple[Int32[Array, " b"], Bool[Array, " b"]]:
     """How many of the first `counts` tokens stand before or at the first end token, and whether there is one."""
     order = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    ends = _ends(plan, tokens) & (order < counts[:, None])
+    ends = request.ends[tokens] & (order < counts[:, None])
     ended = ends.any(axis=1)
     return jnp.where(ended, jnp.argmax(ends, axis=1).astype(jnp.int32) + 1, counts), ended
 

@@ -83,8 +83,8 @@ def test_no_node_is_an_orphan_and_the_rest_is_marked(many):
 
 def test_siblings_are_distinct(many):
     trees = many[2]
-    pairs = [list(zip(parents[1:], tokens[1:], strict=True)) for parents, tokens in zip(trees.parents, trees.tokens)]
-    assert all(len(set(pair)) == len(pair) for pair in pairs)
+    for parents, tokens in zip(trees.parents, trees.tokens, strict=True):
+        assert len(set(zip(parents[1:], tokens[1:], strict=True))) == len(tokens) - 1
 
 
 def test_a_node_sees_its_ancestors_and_itself(many):

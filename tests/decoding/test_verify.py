@@ -160,7 +160,7 @@ def sequential_rejection(p, order, rng):
 
 
 def test_it_is_sequential_rejection():
-    """The same law of (last accepted node, bonus token), at a target that finds one of the drafted tokens impossible."""
+    """The same law of (last accepted node, bonus token), at a target that finds two drafted tokens impossible."""
     rng = np.random.default_rng(1)
     logits = 1.5 * rng.normal(size=(len(PARENTS), V)).astype(np.float32)
     logits[0, 1], logits[1, 3] = -np.inf, -np.inf

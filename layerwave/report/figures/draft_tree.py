@@ -14,8 +14,8 @@ _SHOWN = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥"})
 
 @styled
 def draft_tree(tree: Tree, words: Sequence[str], path: Sequence[int] = ()) -> Figure:
-    """The valid nodes of the first sequence's tree by depth, with their tokens, the probability of the path to each as
-    colour, and the accepted path drawn thick.
+    """The valid nodes of the first sequence's tree by depth, with their tokens, the log-probability of the path to each
+    as colour, and the accepted path drawn thick.
 
     Args:
       words: text of each node's token.
@@ -36,10 +36,8 @@ def draft_tree(tree: Tree, words: Sequence[str], path: Sequence[int] = ()) -> Fi
     points = axes.scatter(
         depths[nodes],
         [heights[node] for node in nodes],
-        c=np.exp(scores[nodes]),
+        c=scores[nodes],
         cmap=SEQUENTIAL,
-        vmin=0,
-        vmax=1,
         s=14,
         edgecolors=[VERMILION if node in path else "#9a9a9a" for node in nodes],
         linewidths=[1.2 if node in path else 0.4 for node in nodes],
@@ -49,6 +47,7 @@ def draft_tree(tree: Tree, words: Sequence[str], path: Sequence[int] = ()) -> Fi
         axes.annotate(
             plain(words[node].translate(_SHOWN)), (depths[node], heights[node]), (3.5, 0), textcoords="offset points",
             va="center", fontsize=5, weight="bold" if node in path else "normal", zorder=4,
+            bbox={"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.8},
         )  # fmt: skip
     axes.set_xlim(-0.1, depths[nodes].max() + 0.8)
     axes.set_ylim(max(heights.values()) + 0.8, -0.8)
@@ -57,7 +56,7 @@ def draft_tree(tree: Tree, words: Sequence[str], path: Sequence[int] = ()) -> Fi
     axes.set_xlabel("tokens drafted on the path")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.set_title(f"{len(nodes)} nodes, {max(len(path) - 1, 0)} drafted tokens accepted")
-    figure.colorbar(points, ax=axes, label="probability of the path under the draft", aspect=30)
+    figure.colorbar(points, ax=axes, label="log-probability of the path under the draft (nats)", aspect=30)
     return figure
 
 

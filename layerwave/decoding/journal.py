@@ -1,0 +1,74 @@
+"""The journal of a long run: a line that names the run, then one for each finished piece of its work.
+
+A killed run reads it back and goes on with the first piece that it lacks.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from layerwave.errors import LayerwaveError
+
+
+@dataclass(frozen=True)
+class Journal:
+    """run: what tells this run from others, as JSON can say it."""
+
+    path: Path
+    run: Mapping[str, Any]
+
+    @classmethod
+    def beside(cls, out: Path, run: Mapping[str, Any]) -> "Journal":
+        """The journal of a run that shall end in the file `out`."""
+        return cls(out.with_name(out.name + ".partial"), run)
+
+    def resume(self) -> list[Any]:
+        """Opens the journal; returns the records in it. What a kill left of a line is cut off.
+
+        Raises:
+            LayerwaveError: the journal is damaged, of another run, or cannot be written.
+        """
+        content = self.path.read_bytes() if self.path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        if not whole:
+            self._write(self.run, "wb")
+            return []
+        try:
+            run, *records = map(json.loads, whole.decode().split("\n")[:-1])
+        except ValueError as error:
+            raise LayerwaveError(f"{self.path} is damaged ({error}): remove it to start anew") from error
+        require_same_run(run, self.run, self.path)
+        if len(whole) < len(content):
+            os.truncate(self.path, len(whole))
+        return records
+
+    def append(self, record: Any) -> None:
+        """Raises `LayerwaveError` when it cannot be written."""
+        self._write(record, "ab")
+
+    def remove(self) -> None:
+        self.path.unlink()
+
+    def _write(self, record: Any, mode: str) -> None:
+        """One write, on disk before the next piece begins: a kill leaves whole lines and at most one torn."""
+        try:
+            with self.path.open(mode, buffering=0) as file:
+                file.write((json.dumps(record, ensure_ascii=False) + "\n").encode())
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise LayerwaveError(
+                f"{self.path} cannot be written ({error.strerror}): make room, then run the same command again"
+            ) from error
+
+
+def require_same_run(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
+    """Raises `LayerwaveError` where the file at `path` is of a run that differs from the wanted one."""
+    differing = [name for name in wanted if found.get(name) != wanted[name]]
+    if differing:
+        raise LayerwaveError(
+            f"{path} is of a run with other {', '.join(differing)} ({found.get(differing[0])!r}, now "
+            f"{wanted[differing[0]]!r}): repeat its settings, remove it, or give another --out"
+        )
