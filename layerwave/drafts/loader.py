@@ -69,7 +69,7 @@ class Rows:
 
     @classmethod
     def lay(cls, examples: Sequence[Example], max_length: int, *, packed: bool) -> "Rows":
-        """One example a row, or as many as fit (best fit, the longest first).
+        """One example a row, or as many as fit.
 
         Raises:
             LayerwaveError: an example is longer than `max_length` tokens.
@@ -84,7 +84,7 @@ class Rows:
         if not packed:
             return cls(examples, tuple((i,) for i in range(len(examples))), min(max_length, _round_up(longest)))
         length = min(max_length, _round_up(sum(lengths)))
-        return cls(examples, _best_fit(lengths, length), length)
+        return cls(examples, _best_fit(examples, length), length)
 
     def batch(self, rows: Sequence[int] | Int[np.ndarray, " b"]) -> Batch:
         """The rows of these numbers; `PADDING` gives a row without an example."""
@@ -132,17 +132,22 @@ def _round_up(tokens: int) -> int:
     return -(-tokens // MULTIPLE) * MULTIPLE
 
 
-def _best_fit(lengths: Sequence[int], capacity: int) -> tuple[tuple[int, ...], ...]:
-    """Bins of at most `capacity` tokens: each example, the longest first, into the fullest bin that has room."""
+def _best_fit(examples: Sequence[Example], capacity: int) -> tuple[tuple[int, ...], ...]:
+    """Bins of at most `capacity` tokens: each example into the fullest bin that has room.
+
+    They come in the order of their hashes. The longest first would fill the bins better, but long examples are of one
+    kind and short ones of another, and so would the rows be, and the gradients of batches of them.
+    """
     rows: list[list[int]] = []
     room: list[tuple[int, int]] = []  # (tokens left, row), ascending
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        place = bisect_left(room, (lengths[index], 0))
+    for index in sorted(range(len(examples)), key=lambda i: examples[i].fingerprint):
+        size = len(examples[index].tokens)
+        place = bisect_left(room, (size, 0))
         if place < len(room):
             left, row = room.pop(place)
         else:
             left, row = capacity, len(rows)
             rows.append([])
         rows[row].append(index)
-        insort(room, (left - lengths[index], row))
+        insort(room, (left - size, row))
     return tuple(tuple(sorted(row)) for row in rows)

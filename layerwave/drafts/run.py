@@ -1,0 +1,115 @@
+"""The folder of a training run: what the run is, its checkpoints, and how far it has come.
+
+RUN/run.json         identity: target, data, vocabulary, layer sets, settings
+RUN/checkpoints/     Orbax: parameters, moments and step, each checkpoint whole or not at all
+RUN/metrics.jsonl    see metrics.py
+RUN/drafts/5-23-35/  the trained drafts, see checkpoint.py
+"""
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from layerwave.errors import LayerwaveError
+from layerwave.files import whole_file
+
+SCHEMA, VERSION = "layerwave.run", 1
+KEPT = 2
+"""Checkpoints that stay: the newest might be of a disk that is about to fail."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A folder that belongs to one training run. Checkpoints are `{name: array}` trees."""
+
+    folder: Path
+    manager: ocp.CheckpointManager
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], identity: Mapping[str, Any]) -> "Run":
+        """A new folder, or that of the same run.
+
+        Raises:
+            LayerwaveError: the folder holds something else, or a run that differs (every difference is named), or it
+                cannot be written.
+        """
+        folder = Path(folder).absolute()
+        path = folder / "run.json"
+        if path.is_file():
+            _require_same(path, identity)
+        elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise LayerwaveError(f"{folder} is there and holds no run of `layerwave train`: give another --out")
+        else:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise LayerwaveError(f"{folder} cannot be made ({error.strerror}): give another --out") from None
+            with whole_file(path) as partial:
+                content = {"schema": SCHEMA, "version": VERSION, **identity}
+                partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        logging.getLogger("absl").setLevel(logging.WARNING)  # Orbax reports every write
+        # Synchronous: on the CPU an array in the background's hands could be donated to the next step.
+        options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=False)
+        return cls(folder, ocp.CheckpointManager(folder / "checkpoints", options=options))
+
+    @property
+    def step(self) -> int:
+        """Steps behind the newest checkpoint; 0 without one."""
+        return self.manager.latest_step() or 0
+
+    def save(self, step: int, tree: Any) -> None:
+        """Writes a checkpoint of the arrays of any pytree."""
+        self.manager.save(step, args=ocp.args.StandardSave(_by_path(tree)))
+
+    def restore(self, like: Any) -> Any:
+        """The newest checkpoint, in the structure, dtypes and shardings of `like`."""
+        wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, _by_path(like))
+        found = self.manager.restore(self.step, args=ocp.args.StandardRestore(wanted))
+        return jax.tree.unflatten(jax.tree.structure(like), [found[path] for path in _by_path(like)])
+
+    def draft_folder(self, layers: Sequence[int]) -> Path:
+        return self.folder / "drafts" / "-".join(map(str, layers))
+
+    def close(self) -> None:
+        self.manager.close()
+
+
+def _by_path(tree: Any) -> dict[str, jax.Array]:
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _require_same(path: Path, identity: Mapping[str, Any]) -> None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        known = (found.pop("schema"), found.pop("version"))
+    except (ValueError, KeyError, AttributeError):
+        known = None
+    if known != (SCHEMA, VERSION):
+        raise LayerwaveError(f"{path} is not of a run that this version can resume: give another --out")
+    ours = _flat(json.loads(json.dumps(identity)))
+    theirs = _flat(found)
+    differences = [
+        f"{key} was {theirs.get(key)!r}, is {ours.get(key)!r}"
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key)
+    ]
+    if differences:
+        raise LayerwaveError(
+            f"{path.parent} holds another run: {'; '.join(differences)}; resume it as it was, or give another --out"
+        )
+
+
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"settings": {"seed": 0}}` to `{"settings.seed": 0}`."""
+    flat = {}
+    for key, value in tree.items():
+        inner = _flat(value) if isinstance(value, Mapping) else {"": value}
+        flat |= {f"{key}.{name}".rstrip("."): leaf for name, leaf in inner.items()}
+    return flat
