@@ -153,8 +153,17 @@ class Calibration:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Names `states`: the first 16 hexadecimal digits of their SHA-256. A selection records it."""
-        return hashlib.sha256(np.ascontiguousarray(self.states).tobytes()).hexdigest()[:16]
+        """Names `states` and the token sample as it is used: the first 16 hexadecimal digits of their SHA-256.
+
+        A selection records it.
+        """
+        read = [self.states]
+        if self.tokens is not None:
+            read += [*vars(self.tokens).values(), self.tokens.used(self.settings.sinks)]
+        digest = hashlib.sha256()
+        for array in read:
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        return digest.hexdigest()[:16]
 
     def __repr__(self) -> str:
         pools, layers, block, features = self.sums.shape

@@ -104,20 +104,20 @@ class Gathering:
         self.sinks[places] = drawn.sinks[: len(places)]
 
     def finish(self, target: Target, samples: Samples) -> TokenSample:
-        """Adds embeddings, the target's most probable tokens and their rows of the head; warns of an empty side."""
+        """Adds embeddings, most probable tokens and their rows of the head; warns of a side without two samples."""
         decoder, dtype, draw = target.decoder, self.states.dtype, self.draw
         head = decoder.head_weight()
         fit = len(draw.positions) - draw.scoring
         top_tokens, log_normaliser = most_probable(self.normed[fit:], head, k=min(TOP_TOKENS, len(head)))
         vocabulary = np.unique(top_tokens)
         following = [samples.ids[owner][t + 1] for owner, t in zip(draw.owners, draw.positions, strict=True)]
-        if fit == 0 or draw.scoring == 0:
+        sides = [len(np.unique(owners)) for owners in np.split(draw.owners, [fit])]
+        if min(sides) < 2:
             logger.warning(
-                "%d samples gave %d positions to fit predicted acceptance and %d to score it, but it needs both: "
-                "give more or longer conversations, or another seed",
-                len(samples.ids),
-                fit,
-                draw.scoring,
+                "the token sample has %d conversations to fit predicted acceptance and %d to score it, but two are "
+                "needed for each: give more conversations, ask for more positions on the smaller side (fit_positions, "
+                "score_positions), or take another seed",
+                *sides,
             )
         return TokenSample(
             states=self.states,

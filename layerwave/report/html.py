@@ -53,7 +53,7 @@ def report_html(
     for selection in selections:
         if selection.calibration != calibration.fingerprint:
             raise LayerwaveError(
-                f"the selection {selection.method} {join(selection.layers)} was chosen from the states "
+                f"the selection {selection.method} {join(selection.layers)} was chosen from the states and tokens "
                 f"{selection.calibration}, but the calibration holds {calibration.fingerprint}: give selections made "
                 "from this calibration"
             )

@@ -268,7 +268,8 @@ def _check_positions(fitting: UInt64[np.ndarray, " n"], scoring: UInt64[np.ndarr
         raise LayerwaveError(
             f"the token sample has {len(fitting)} positions of {fit} samples to fit and {len(scoring)} of {score} to "
             f"score, but needs at least {FEWEST} fitting positions, and two samples on each side: "
-            "calibrate on more or longer conversations, or with more fit_positions and score_positions"
+            "calibrate on more or longer conversations, or ask for more positions on the smaller side (fit_positions, "
+            "score_positions): its share of them is its share of the samples"
         )
 
 

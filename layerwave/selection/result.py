@@ -28,7 +28,7 @@ class Selection:
         layers: the set, sorted; 0-based layer outputs.
         score: the criterion's value for the set (entropy: nats).
         num_layers: number of the target's layers, N.
-        calibration: fingerprint of the states that it was chosen from (`Calibration.fingerprint`).
+        calibration: fingerprint of what it was chosen from (`Calibration.fingerprint`).
         criterion: what was scored: `entropy`, or the name of the user's own function.
         settings: the options of the method, as given.
         beams: for each depth, the kept sets and their scores, best first. A search has one depth a set size; the

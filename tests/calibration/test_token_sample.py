@@ -197,12 +197,42 @@ def test_one_side_left_empty_is_a_warning_and_merges(target, calibration, unpadd
             part = calibrate(target, alone[side], **SETTINGS)
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         numbers = (FIT, 0) if empty == "score" else (0, SCORE)
-        assert f"{numbers[0]} positions to fit predicted acceptance and {numbers[1]} to score it" in caplog.text
+        conversations = (len(alone["fit"]), 0) if empty == "score" else (0, len(alone["score"]))
+        assert "{} conversations to fit predicted acceptance and {} to score it".format(*conversations) in caplog.text
         assert (int(part.tokens.fitting.sum()), int(part.tokens.scoring.sum())) == numbers
         part.save(tmp_path / "cal.safetensors")
         parts.append(Calibration.load(tmp_path / "cal.safetensors"))
     assert parts[0].tokens.vocabulary.shape == (0,)
     assert_equal_to_rounding(Calibration.merge(parts).tokens, calibration.tokens)
+
+
+def test_one_conversation_on_a_side_is_a_warning(target, calibration, caplog):
+    """It gives no standard error, so that nothing can be predicted from it: said before hours are spent."""
+    scoring = {int(sample) for sample in calibration.tokens.samples[-SCORE:]}
+    samples = [
+        int(fingerprint(np.array(encode(target.tokenizer, conversation), np.int32)))
+        for conversation in read_conversations(ROWS)
+    ]
+    one = next(place for place, sample in enumerate(samples) if sample in scoring)
+    rows = [row for place, row in enumerate(ROWS) if place == one or samples[place] not in scoring]
+    with caplog.at_level(logging.WARNING, "layerwave"):
+        part = calibrate(target, rows, **SETTINGS)
+    assert part.tokens.scoring.any()
+    assert f"{len(rows) - 1} conversations to fit predicted acceptance and 1 to score it, but two" in caplog.text
+
+
+def test_the_fingerprint_names_the_sample_and_its_use(calibration):
+    """The states are the same in all of these; what predicted acceptance reads is not."""
+    tokens = calibration.tokens
+    others = [
+        replace(calibration, tokens=None),
+        replace(calibration, tokens=replace(tokens, states=tokens.states * np.float32(2))),
+        replace(calibration, tokens=replace(tokens, samples=tokens.samples[::-1])),
+        replace(calibration, tokens=replace(tokens, sinks=~tokens.sinks)),
+    ]
+    prints = {calibration.fingerprint, *(other.fingerprint for other in others)}
+    assert len(prints) == 1 + len(others)
+    assert replace(calibration).fingerprint == calibration.fingerprint
 
 
 def test_switched_off(target, calibration, tmp_path):

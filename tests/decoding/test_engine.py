@@ -12,6 +12,7 @@ from flax import nnx
 from scipy.stats import chi2
 
 from layerwave.decoding import GenerationSettings, TreeSettings, decode, draft_round, generate
+from layerwave.decoding.engine import _begin
 from layerwave.decoding.rounds import rounds
 from layerwave.drafts import DraftVocabulary, initial_draft
 from layerwave.errors import LayerwaveError
@@ -216,6 +217,14 @@ def test_a_round_to_look_at(target, plain, drafts):
         assert answer[len(path)] not in [tokens[i] for i in range(1, TREE.nodes) if parents[i] == path[-1]]
         longest = max(longest, len(path))
     assert longest > 1
+
+
+def test_rounds_are_plain_operations(target, drafts):
+    """They lower for accelerators that are not there, without a call back to the host."""
+    plan, weights, request, state = _begin(target.decoder, PROMPTS, SAMPLED, KEY, drafts["often"], TREE)
+    exported = jax.export.export(rounds, platforms=["cuda", "tpu"])(plan, weights, request, state)
+    assert exported.platforms == ("cuda", "tpu")
+    assert "callback" not in exported.mlir_module()
 
 
 def literal_rounds(target, draft, prompt, answer):

@@ -31,7 +31,7 @@ def test_nodes(axes):
     places = {tuple(place) for place in points.get_offsets().tolist()}
     assert len(places) == 6  # no node on another, and the invalid one left out
     assert points.get_offsets()[:, 0].tolist() == [0, 1, 1, 2, 2, 2]
-    np.testing.assert_allclose(points.get_array(), [1, 0.5, 0.25, 0.2, 0.1, 0.2], rtol=1e-6)
+    np.testing.assert_allclose(points.get_array(), SCORES[:6], rtol=1e-6)
     assert [text.get_text() for text in axes.texts] == ["Once", "␣upon", "⏎", r"\$5", "a", "b"]
     assert "6 nodes, 2 drafted tokens accepted" in axes.get_title()
 

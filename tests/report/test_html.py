@@ -20,6 +20,7 @@ from layerwave.interop import layer_ids_table
 from layerwave.report import report_html, write_report
 from layerwave.selection import Selection, SelectionSettings, elsi, elsi_c, select
 from layerwave.selection.stability import stability
+from tests.token_samples import planted_tokens
 
 EVIL = "</title><script>alert(1)</script>\"'><img src=x onerror=alert(2)>$\\frac$ _&"
 
@@ -148,6 +149,13 @@ def test_a_selection_of_another_target_is_refused(planted):
     other = elsi(Calibration.from_states(planted.states[:5]), 2)
     with pytest.raises(LayerwaveError, match="elsi 1,3 was chosen from the states"):
         report_html(planted, [other])
+
+
+def test_a_selection_by_another_token_sample_is_refused(planted):
+    """The block sums are the same, but its predicted acceptance is not this one."""
+    here, there = (replace(planted, tokens=planted_tokens(planted.num_layers, (0, 3), seed=seed)) for seed in range(2))
+    with pytest.raises(LayerwaveError, match=r"elsi \d was chosen from the states and tokens"):
+        report_html(here, [elsi(there, 1, criterion="acceptance")])
 
 
 def test_the_file_is_written_whole(planted, tmp_path):

@@ -454,7 +454,7 @@ def first(tokens, fitting, scoring):
 def test_too_few_positions_or_samples(tokens):
     refused(first(tokens, 15, 60), "15 positions of .* at least 16 fitting positions.*more or longer conversations")
     refused(first(tokens, 90, 0), "0 of 0 to score")
-    refused(first(tokens, 90, 1), "1 of 1 to score.*two samples on each side")
+    refused(first(tokens, 90, 1), "1 of 1 to score.*two samples on each side.*more positions on the smaller side")
     alone = np.where(tokens.fitting, tokens.samples[0], tokens.samples)
     refused(tokens, "90 positions of 1 samples to fit", samples=alone)
     sinks = tokens.fitting & (np.arange(150) >= 10)
