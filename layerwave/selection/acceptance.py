@@ -30,6 +30,8 @@ Layers = tuple[int, ...]
 
 FEWEST = 16
 """Fitting positions without which nothing is fitted."""
+FEW = 256
+"""Fitting positions below which α̂ says little of what 2,048 would: a warning."""
 FITTED = 3 / 4
 """Share of the fitting positions that are fitted while `λ` is chosen on the others; by whole samples."""
 LEFT_OVER = 0.01
@@ -270,6 +272,14 @@ def _check_positions(fitting: UInt64[np.ndarray, " n"], scoring: UInt64[np.ndarr
             f"score, but needs at least {FEWEST} fitting positions, and two samples on each side: "
             "calibrate on more or longer conversations, or ask for more positions on the smaller side (fit_positions, "
             "score_positions): its share of them is its share of the samples"
+        )
+    if len(fitting) < FEW:
+        logger.warning(
+            "drafts are fitted on %d positions of %d samples only, and the errors do not count that: calibrate on more "
+            "conversations, or with more fit_positions, for at least %d",
+            len(fitting),
+            fit,
+            FEW,
         )
 
 

@@ -13,7 +13,7 @@ from scipy.stats import chi2
 
 from layerwave.decoding import GenerationSettings, TreeSettings, decode, draft_round, generate
 from layerwave.decoding.engine import _begin
-from layerwave.decoding.rounds import rounds
+from layerwave.decoding.rounds import one_round, rounds
 from layerwave.drafts import DraftVocabulary, initial_draft
 from layerwave.errors import LayerwaveError
 from layerwave.targets import Decoder, DecoderConfig, Target
@@ -51,9 +51,13 @@ PROMPTS = [np.random.default_rng(i).integers(0, V, 1 + 5 * i % 19).tolist() for 
 def target_of(config, seed):
     """A random target whose layers are strong enough that it does not fall into a loop at once."""
     decoder = Decoder(config, rngs=nnx.Rngs(seed))
-    for projection in (decoder.layers.self_attn.o_proj, decoder.layers.mlp.down_proj):
-        projection.kernel[...] = 4 * projection.kernel[...]
+    scale(decoder.layers, 4)
     return Target("tiny", config, decoder, None, "fingerprint")
+
+
+def scale(layers, factor):
+    for projection in (layers.self_attn.o_proj, layers.mlp.down_proj):
+        projection.kernel[...] = factor * projection.kernel[...]
 
 
 def draft_of(target, tokens, layers=(0, 2), seed=1, **options):
@@ -189,21 +193,25 @@ def test_batch_mates_do_not_matter(target, plain, drafts):
         assert found.accepted.tolist() == together[i].accepted.tolist()
 
 
-def test_trees_are_those_of_a_draft_without_a_cache(target, plain, drafts):
-    """Rounds are counted again by a literal engine that computes the draft anew along each path: the features of
-    verified positions from the target, those behind them from the draft."""
-    found = decode(target.decoder, PROMPTS, GREEDY, KEY, drafts["often"], TREE)
-    for i in (4, 7):
-        assert found[i].accepted[2:].sum() > 0
-        assert found[i].accepted.tolist() == literal_rounds(target, drafts["often"], PROMPTS[i], plain[GREEDY][i])
-
-
-def test_drafts_with_other_norms(target, plain, drafts):
-    draft = draft_of(target, drafts["often"].vocabulary.tokens, norm_output=True, fc_norm=True)
-    (found,) = decode(target.decoder, [PROMPTS[4]], GREEDY, KEY, draft, TREE)
-    assert list(found.tokens) == plain[GREEDY][4]
-    assert found.accepted[1:].sum() > 0
-    assert found.accepted.tolist() == literal_rounds(target, draft, PROMPTS[4], plain[GREEDY][4])
+@pytest.mark.parametrize("options", [{}, {"norm_output": True, "fc_norm": True}])
+def test_trees_are_those_of_a_draft_without_a_cache(target, plain, drafts, options):
+    """In each round, against the draft computed anew along each path: with features of verified positions from the
+    target, and its own behind them."""
+    draft = draft_of(target, drafts["often"].vocabulary.tokens, **options)
+    scale(draft.module.midlayer, 4)  # so that what it attends to decides
+    plan, weights, request, state = _begin(target.decoder, [PROMPTS[7]], GREEDY, KEY, draft, TREE)
+    moved = 0
+    for _ in range(10):
+        prefix = state.tokens[0, : int(state.cache.length[0]) + 1].tolist()
+        state, tree, verdict = one_round(plan, weights, request, state)
+        tokens, parents, _, scores = literal_tree(
+            log_q_of(target, draft, prefix), draft.vocabulary.tokens, prefix[-1], TREE
+        )
+        assert tree.tokens[0].tolist() == tokens
+        assert tree.parents[0].tolist() == parents
+        np.testing.assert_allclose(tree.scores[0], scores, rtol=1e-4, atol=1e-4)
+        moved += int(verdict.path[0, int(verdict.accepted[0])]) > int(verdict.accepted[0])
+    assert moved  # some accepted nodes had to move up in the caches
 
 
 def test_a_round_to_look_at(target, plain, drafts):
@@ -225,23 +233,6 @@ def test_rounds_are_plain_operations(target, drafts):
     exported = jax.export.export(rounds, platforms=["cuda", "tpu"])(plan, weights, request, state)
     assert exported.platforms == ("cuda", "tpu")
     assert "callback" not in exported.mlir_module()
-
-
-def literal_rounds(target, draft, prompt, answer):
-    """Numbers of rounds by accepted tokens."""
-    found = [0] * TREE.levels
-    made = 1
-    while made < len(answer):
-        prefix = prompt + answer[:made]
-        tokens, parents, *_ = literal_tree(log_q_of(target, draft, prefix), draft.vocabulary.tokens, prefix[-1], TREE)
-        children = {(parents[i], tokens[i]): i for i in range(1, len(tokens))}
-        node, accepted = 0, 0
-        while made + accepted < len(answer) and (node, answer[made + accepted]) in children:
-            node = children[node, answer[made + accepted]]
-            accepted += 1
-        found[accepted] += 1
-        made += accepted + 1
-    return found
 
 
 def log_q_of(target, draft, prefix):

@@ -451,7 +451,7 @@ def first(tokens, fitting, scoring):
     )
 
 
-def test_too_few_positions_or_samples(tokens):
+def test_too_few_positions_or_samples(tokens, caplog):
     refused(first(tokens, 15, 60), "15 positions of .* at least 16 fitting positions.*more or longer conversations")
     refused(first(tokens, 90, 0), "0 of 0 to score")
     refused(first(tokens, 90, 1), "1 of 1 to score.*two samples on each side.*more positions on the smaller side")
@@ -461,6 +461,7 @@ def test_too_few_positions_or_samples(tokens):
     with pytest.raises(LayerwaveError, match="10 positions"):
         predicted_acceptance(calibration_with(replace(tokens, sinks=sinks), "drop"), SIZES)
     assert predicted_acceptance(calibration_with(first(tokens, 16, 10)), SIZES).counts.sum() == 10
+    assert "fitted on 16 positions" in caplog.text
 
 
 def broken(array, value, *place):
