@@ -56,19 +56,21 @@ def test_an_example_longer_than_a_row_is_named():
 
 def test_order_from_a_step_is_the_tail_of_the_whole_order():
     rows = Rows.lay(make_examples(LENGTHS), 128, packed=False)
-    order = rows.shuffled(4, seed=7)
-    whole = [order[i].tolist() for i in range(12)]
-    assert [chosen.tolist() for chosen, _ in zip(iter(order[5:]), range(7), strict=False)] == whole[5:]
+    order = rows.shuffled(4, 12, seed=7)
+    whole = [chosen.tolist() for chosen in order]
+    assert len(whole) == 12
+    assert [chosen.tolist() for chosen in order[5:]] == whole[5:]
     flat = np.concatenate(whole)
     for epoch in range(4):  # each epoch shows every row once, in another order
         assert sorted(flat[10 * epoch : 10 * epoch + 10]) == list(range(10))[: len(flat) - 10 * epoch]
     assert flat[:10].tolist() != flat[10:20].tolist()
-    assert whole != [rows.shuffled(4, seed=8)[i].tolist() for i in range(12)]
+    assert whole != [chosen.tolist() for chosen in rows.shuffled(4, 12, seed=8)]
+    assert sorted(row for (row,) in rows.shuffled(1, 10, seed=7)) == list(range(10))
 
 
 def test_a_batch_of_more_rows_than_there_are_is_refused():
     with pytest.raises(LayerwaveError, match="batch_size is 11, but the data make 10 rows of 128 tokens"):
-        Rows.lay(make_examples(LENGTHS), 128, packed=False).shuffled(11, seed=0)
+        Rows.lay(make_examples(LENGTHS), 128, packed=False).shuffled(11, 1, seed=0)
 
 
 def test_one_pass_in_order_fills_the_last_batch_with_empty_rows():
