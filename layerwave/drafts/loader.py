@@ -101,8 +101,8 @@ class Rows:
                 start += len(example.tokens)
         return Batch(tokens, mask, positions, documents)
 
-    def shuffled(self, batch_size: int, seed: int) -> grain.MapDataset:
-        """Row numbers of the batch of every step, without end; each pass in another order.
+    def shuffled(self, batch_size: int, steps: int, seed: int) -> grain.MapDataset:
+        """Row numbers of the batch of every step; each pass over the rows in another order.
 
         Raises:
             LayerwaveError: a batch of more rows than there are.
@@ -112,7 +112,9 @@ class Rows:
                 f"batch_size is {batch_size}, but the data make {len(self.plan)} rows of {self.length} tokens: "
                 "pass a smaller batch_size or max_length, or give more conversations"
             )
-        return grain.MapDataset.range(len(self.plan)).seed(seed).shuffle().repeat().batch(batch_size)
+        passes = -(-steps * batch_size // len(self.plan))
+        rows = grain.MapDataset.range(len(self.plan)).seed(seed).shuffle().repeat(passes)
+        return rows.batch(batch_size)[:steps]
 
     def in_order(self, batch_size: int) -> Iterator[Int[np.ndarray, " b"]]:
         """Row numbers of one pass over all rows; the last batch is filled with `PADDING`."""

@@ -94,8 +94,8 @@ def train(
         size = settings.draft_vocab_size or min(DRAFT_VOCABULARY, target.config.vocab_size)
         vocabulary = DraftVocabulary.from_counts(counts, size)
     rows = Rows.lay(training, settings.max_length, packed=settings.layout == "packed")
-    order = rows.shuffled(settings.batch_size, settings.seed)
     steps = settings.steps or max(1, round(settings.epochs * len(rows.plan) / settings.batch_size))
+    order = rows.shuffled(settings.batch_size, steps, settings.seed)
     run = Run.open(out, _identity(target, examples, vocabulary, layer_sets, settings, steps, states is not None))
     try:
         folders = [run.draft_folder(layers) for layers in layer_sets]
