@@ -1,0 +1,142 @@
+"""Trains drafts of several layer sets for the mini target, beside a bigram baseline; draws their loss curves.
+
+  python benchmarks/train_mini_drafts.py --out RUN [--conversations FILE] [--steps 400]
+
+Writes benchmarks/results/mini_drafts.png and mini_drafts.json. The baseline predicts the token that followed the
+current one most often in the training examples, among those of the draft vocabulary; its accuracy is counted like the
+drafts': over the same held-out positions, against the target's most probable token.
+"""
+
+import argparse
+import json
+import resource
+import time
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from layerwave.drafts import DraftVocabulary, supervise
+from layerwave.drafts.examples import FIRST_PREDICTED, Examples, examples
+from layerwave.drafts.loader import Rows, split
+from layerwave.drafts.metrics import read_metrics
+from layerwave.drafts.settings import TrainSettings
+from layerwave.drafts.stacks import observe
+from layerwave.drafts.trainer import train
+from layerwave.progress import Progress
+from layerwave.targets import Target, load_target
+from layerwave.targets.target import MINI_FOLDER
+
+RESULTS = Path(__file__).parent / "results"
+LAYER_SETS = [(10,), (2, 6, 9), (6, 7, 10), (9, 10, 11)]
+
+
+def bigram(training: Examples, vocabulary: DraftVocabulary) -> np.ndarray:
+    """For each token the draft token that most often follows it; after an unknown one the most frequent of all."""
+    size = training.vocab_size
+    counts = np.zeros((size, size), np.int32)
+    for row in training:
+        np.add.at(counts, (row.tokens[:-1], row.tokens[1:]), 1)
+    counts = np.where(vocabulary.t2d[None], counts, -1)
+    most_frequent = counts.sum(axis=0).argmax()
+    return np.where(counts.max(axis=1) > 0, counts.argmax(axis=1), most_frequent)
+
+
+def baseline_accuracy(
+    target: Target, held_out: Examples, table: np.ndarray, vocabulary: DraftVocabulary
+) -> dict[str, float]:
+    """Accuracy of the table against the target's best token, and against the text, where the mask asks."""
+    graphdef, params = nnx.split(target.decoder)
+    rows = Rows.lay(held_out, 512, packed=False)
+    right_of_target = right_of_text = asked = 0
+    for chosen in rows.in_order(1):
+        batch = rows.batch(chosen)
+        normed = observe(graphdef, params, batch, jnp.array([0])).normed
+        best = np.asarray(supervise(normed, target.decoder.head_weight(), jnp.asarray(vocabulary.tokens)).best)
+        mask = batch.loss_mask[:, FIRST_PREDICTED:]
+        guess = table[batch.tokens[:, 1:-1]]
+        right_of_target += (guess == best[:, 1:-1])[mask].sum()
+        right_of_text += (guess == batch.tokens[:, FIRST_PREDICTED:])[mask].sum()
+        asked += mask.sum()
+    return {"of_target": right_of_target / asked, "of_text": right_of_text / asked, "predicted": int(asked)}
+
+
+def draw(lines: list[dict], baseline: float, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for layers in LAYER_SETS:
+        own = [line for line in lines if tuple(line["layers"]) == layers]
+        name = ", ".join(map(str, layers))
+        loss = np.array([line["losses"][0] for line in own if line["split"] == "train"])
+        smooth = np.convolve(loss, np.ones(10) / 10, mode="valid")
+        left.plot(np.arange(len(smooth)) + 10, smooth, label=f"layers {name}", linewidth=1.2)
+        held = [line for line in own if line["split"] == "held_out"]
+        right.plot([line["step"] for line in held], [line["accuracy"][0] for line in held], "o-", markersize=3)
+    left.set(xlabel="step", ylabel="first-step cross-entropy (nats), mean of 10", title="training")
+    right.axhline(baseline, color="0.4", linestyle="--")
+    right.text(right.get_xlim()[1], baseline, "bigram ", ha="right", va="bottom", color="0.4")
+    right.set(xlabel="step", ylabel="first-step accuracy", title="held out", ylim=(0, None))
+    left.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--conversations", type=Path, default=MINI_FOLDER.parent / "conversations.jsonl")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    args = parser.parse_args()
+
+    target = load_target("mini")
+    settings = TrainSettings(
+        steps=args.steps,
+        batch_size=2,
+        max_length=512,
+        ttt_steps=3,
+        learning_rate=args.learning_rate,
+        draft_vocab_size=1024,
+        held_out=0.1,
+        evaluate_every=max(1, args.steps // 8),
+        checkpoint_every=max(1, args.steps // 8),
+    )
+    data = examples(target.tokenizer, target.config.vocab_size, str(args.conversations), settings.max_length)
+    training, held_out = split(data, settings.held_out)
+    started = time.monotonic()
+    with Progress("training the drafts of mini") as progress:
+        drafts = train(target, data, LAYER_SETS, settings, args.out, progress=progress.steps, announce=print)
+    seconds = time.monotonic() - started
+    vocabulary = drafts[0].vocabulary
+    baseline = baseline_accuracy(target, held_out, bigram(training, vocabulary), vocabulary)
+
+    lines = read_metrics(args.out)
+    last = [line for line in lines if line["split"] == "held_out" and line["step"] == args.steps]
+    result = {
+        "conversations": len(data),
+        "training tokens": sum(len(row.tokens) for row in training),
+        "predicted": sum(int(row.loss_mask[FIRST_PREDICTED:].sum()) for row in training),
+        "steps": args.steps,
+        "seconds": round(seconds),
+        "processor seconds": round(resource.getrusage(resource.RUSAGE_SELF).ru_utime),
+        "bigram": baseline,
+        "drafts": {
+            "-".join(map(str, line["layers"])): {
+                key: line[key] for key in ("losses", "accuracy", "acceptance", "tau_greedy", "tau_sampled", "predicted")
+            }
+            | {"accuracy / bigram": round(line["accuracy"][0] / baseline["of_target"], 2)}
+            for line in last
+        },
+    }
+    print(json.dumps(result, indent=1))
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "mini_drafts.json").write_text(json.dumps(result, indent=1) + "\n")
+    draw(lines, baseline["of_target"], RESULTS / "mini_drafts.png")
+
+
+if __name__ == "__main__":
+    main()
