@@ -190,7 +190,6 @@ def unroll(
     length, steps, dtype = batch.tokens.shape[1], settings.steps, jnp.dtype(settings.dtype)
     mask = attention_mask(batch.documents)
     drafted = jnp.zeros(embedding.shape[0], bool).at[vocabulary].set(True)
-    place = jnp.zeros(embedding.shape[0], jnp.int32).at[vocabulary].set(jnp.arange(vocabulary.size, dtype=jnp.int32))
     # Zeros beyond the end of each row: nothing to learn there.
     later, targets = jax.tree.map(
         lambda x: jnp.pad(x, [(0, 0), (0, steps + 1)] + [(0, 0)] * (x.ndim - 2)), (batch, supervision)
@@ -218,9 +217,7 @@ def unroll(
         trained = asked & drafted[target.best]
         loss = jnp.where(trained, -jnp.sum(target.probabilities * log_q, axis=-1), 0.0)
         reported = jax.lax.stop_gradient(log_q)
-        # Its place is known, and a maximum is cheaper than the place of one.
-        of_best = jnp.take_along_axis(reported, place[target.best][..., None], axis=-1)[..., 0]
-        correct = trained & (of_best == jnp.max(reported, axis=-1))
+        correct = asked & (vocabulary[jnp.argmax(reported, axis=-1)] == target.best)
         p = target.covered[..., None] * target.probabilities
         overlap = jnp.where(asked, jnp.sum(jnp.minimum(p, jnp.exp(reported)), axis=-1), 0.0)
         return (module.feedback(out), *held), (loss, trained, asked, correct, overlap)
