@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Int, Int32, Key
 
 from layerwave.decoding.drafting import Drafter, DraftState
 from layerwave.decoding.sampling import Sampler
-from layerwave.decoding.tree import Tree, TreeSettings, bare_root, cache_mask
+from layerwave.decoding.tree import Tree, TreeSettings, bare_root
 from layerwave.decoding.verify import Verdict, verify
 from layerwave.targets import Decoder, KVCache
 
@@ -40,9 +40,7 @@ class Plan:
     @property
     def margin(self) -> int:
         """Slots that a round needs behind those that are filled."""
-        if self.tree is None:
-            return 2
-        return max(self.tree.nodes, self.tree.levels + 1, self.tree.top_k * (self.tree.depth - 1))
+        return self.levels + 1
 
 
 class Weights(NamedTuple):
@@ -79,16 +77,9 @@ class State(NamedTuple):
 
     def widened(self, slots: int) -> "State":
         """The same with more slots."""
-        more = slots - self.tokens.shape[1]
-
-        def wider(x: Array, axis: int) -> Array:
-            return jnp.pad(x, [(0, more if i == axis else 0) for i in range(x.ndim)])
-
-        cache = self.cache._replace(keys=wider(self.cache.keys, 2), values=wider(self.cache.values, 2))
-        draft = self.draft
-        if draft is not None:
-            draft = draft._replace(keys=wider(draft.keys, 1), values=wider(draft.values, 1))
-        return self._replace(cache=cache, draft=draft, tokens=wider(self.tokens, 1))
+        draft = None if self.draft is None else self.draft._replace(cache=self.draft.cache.widened(slots))
+        tokens = jnp.pad(self.tokens, ((0, 0), (0, slots - self.tokens.shape[1])))
+        return self._replace(cache=self.cache.widened(slots), draft=draft, tokens=tokens)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -96,15 +87,15 @@ def prefill(plan: Plan, weights: Weights, request: Request, state: State, prompt
     """Takes in the prompts, right-padded, and makes the first token of each answer. `state` has nothing in it yet."""
     decoder, drafter = _models(plan, weights)
     zeros = state.cache.length
-    output = decoder(prompts, cache=state.cache)
+    output = decoder(prompts, cache=KVCache.empty(decoder.config, prompts.shape[0], 0, decoder.dtype))
     # Slots of padding lie behind each sequence's length: hidden by the mask until real tokens overwrite them.
-    cache = output.cache._replace(length=request.prompts)
+    cache = state.cache.extended(output.keys, output.values, request.prompts)
     last = jnp.take_along_axis(output.normed, request.prompts[:, None, None] - 1, axis=1)[:, 0]
     first = plan.sampler.draw(decoder.logits(last), request.keys, zeros)[:, None]
     draft = state.draft
     if drafter is not None:
         following = _write(jnp.roll(prompts, -1, axis=1), first, request.prompts - 1)
-        draft = drafter.follow(draft, output.states, following, zeros, request.prompts)
+        draft = drafter.follow(draft, output.states, following, request.prompts)
     tokens = _write(_write(state.tokens, prompts, zeros), first, request.prompts)
     done = request.ends[first[:, 0]] | (request.prompts + 1 >= request.limits)
     return State(cache, draft, tokens, done, state.accepted, state.drafted)
@@ -132,16 +123,8 @@ def _round(
 ) -> tuple[State, Tree, Verdict]:
     length, draft = state.cache.length, state.draft
     root = jnp.take_along_axis(state.tokens, length[:, None], axis=1)[:, 0]
-    if drafter is None:
-        tree = bare_root(root)
-    else:
-        tree, draft = drafter.propose(draft, root, length, plan.tree)
-    output = decoder(
-        tree.tokens,
-        positions=length[:, None] + tree.depths,
-        mask=cache_mask(tree.sees, length, state.tokens.shape[1]),
-        cache=state.cache,
-    )
+    tree = bare_root(root) if drafter is None else drafter.propose(draft, root, plan.tree)
+    output = decoder(tree.tokens, positions=length[:, None] + tree.depths, mask=tree.sees, cache=state.cache)
     places = length + 1 - request.prompts
     verdict = verify(tree, decoder.logits(output.normed), plan.levels, plan.sampler, request.keys, places)
 
@@ -151,13 +134,15 @@ def _round(
     counts, ended = jnp.minimum(counts, room), ended & (counts <= room)
     counts = jnp.where(state.done, 0, counts)
 
+    path = verdict.path[None, :, :, None]
     if drafter is not None:
-        states = jnp.take_along_axis(output.states, verdict.path[None, :, :, None], axis=2)
-        draft = drafter.follow(draft, states, verdict.tokens, length, counts)
+        states = jnp.take_along_axis(output.states, path, axis=2)
+        draft = drafter.follow(draft, states, verdict.tokens, counts)
     kept = jnp.minimum(verdict.accepted, counts)[:, None] == jnp.arange(plan.levels, dtype=jnp.int32)[None]
     active = (~state.done).astype(jnp.int32)
+    keys, values = (jnp.take_along_axis(x, path[..., None], axis=2) for x in (output.keys, output.values))
     state = State(
-        cache=_compact(output.cache, verdict.path, length, counts),
+        cache=state.cache.extended(keys, values, counts),
         draft=draft,
         tokens=_write(state.tokens, verdict.tokens, length + 1),
         done=state.done | ended | (counts == room),
@@ -189,17 +174,3 @@ def _until_end(
     ended = ends.any(axis=1)
     return jnp.where(ended, jnp.argmax(ends, axis=1).astype(jnp.int32) + 1, counts), ended
 
-
-def _compact(
-    cache: KVCache, path: Int32[Array, "b L"], length: Int32[Array, " b"], counts: Int32[Array, " b"]
-) -> KVCache:
-    """The cache with the path's slots moved up behind the `length` verified ones, and `counts` of them verified too."""
-
-    def moved(buffer_nskd, path, length):
-        kept = jnp.take(buffer_nskd, length + path, axis=1)
-        return jax.lax.dynamic_update_slice_in_dim(buffer_nskd, kept, length, axis=1)
-
-    if path.shape[1] == 1:  # the root is where it shall be
-        return cache._replace(length=length + counts)
-    keys, values = (jax.vmap(moved, in_axes=(1, 0, 0), out_axes=1)(x, path, length) for x in (cache.keys, cache.values))
-    return KVCache(keys, values, length + counts)

@@ -97,7 +97,7 @@ def grow(
     vocabulary: Int[Array, " Vd"],
     expand: Expand,
     carry: Any,
-) -> tuple[Tree, Any]:
+) -> Tree:
     """Drafts a tree.
 
     Args:
@@ -127,14 +127,14 @@ def grow(
     nowhere = jnp.zeros((batch, k), jnp.int32)
     records = nowhere + jnp.arange(1, k + 1, dtype=jnp.int32)[None]
     start = _Frontier(tokens, scores, records, nowhere), carry
-    (_, carry), later = jax.lax.scan(grow_level, start, jnp.arange(settings.depth - 1, dtype=jnp.int32))
+    _, later = jax.lax.scan(grow_level, start, jnp.arange(settings.depth - 1, dtype=jnp.int32))
     tokens_br, scores_br, parents_br = (
         jnp.concatenate([root, first, jnp.moveaxis(rest, 0, 1).reshape(batch, -1)], axis=1)
         for root, first, rest in zip(
             (root[:, None], zeros.astype(jnp.float32), zeros), (tokens, scores, nowhere), later, strict=True
         )
     )
-    return rerank(settings, tokens_br, scores_br, parents_br), carry
+    return rerank(settings, tokens_br, scores_br, parents_br)
 
 
 def rerank(
@@ -154,10 +154,3 @@ def _ancestors(parents: Int32[Array, "b n"], levels: int) -> Bool[Array, "b n n"
     return jax.lax.fori_loop(
         1, levels, lambda _, sees: itself | jnp.take_along_axis(sees, parents[:, :, None], axis=1), itself
     )
-
-
-def cache_mask(sees: Bool[Array, "b T n"], start: Int[Array, " b"], slots: int) -> Bool[Array, "b T S"]:
-    """Which slots of a cache the queries see: all before `start`, and of the `n` that begin there what `sees` says."""
-    before = jnp.arange(slots, dtype=jnp.int32)[None, None, :] < start[:, None, None]
-    before = jnp.broadcast_to(before, (*sees.shape[:2], slots))
-    return jax.vmap(lambda mask, sees, start: jax.lax.dynamic_update_slice(mask, sees, (0, start)))(before, sees, start)

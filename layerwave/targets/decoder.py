@@ -21,7 +21,11 @@ from layerwave.targets.rope import rotate, rotation
 
 
 class KVCache(NamedTuple):
-    """Keys and values of all layers, and how many slots each sequence has filled. A plain pytree: copy it to branch."""
+    """Keys and values of all layers, and how many slots each sequence has filled. A plain pytree: copy it to branch.
+
+    A forward pass only reads it and leaves the keys and values of its own tokens beside it, so that a caller takes over
+    those that count, and a compiled loop never copies the whole.
+    """
 
     keys: Float[Array, "N b S K head_dim"]
     values: Float[Array, "N b S K head_dim"]
@@ -32,18 +36,44 @@ class KVCache(NamedTuple):
         shape = (config.num_layers, batch, slots, config.num_kv_heads, config.head_dim)
         return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros(batch, jnp.int32))
 
+    @property
+    def filled(self) -> Bool[Array, "b 1 S"]:
+        """Which slots a query sees: the same for all of a sequence."""
+        return jnp.arange(self.keys.shape[2], dtype=jnp.int32)[None, None, :] < self.length[:, None, None]
+
+    def extended(
+        self, keys: Float[Array, "N b T K head_dim"], values: Float[Array, "N b T K head_dim"], counts: Int[Array, " b"]
+    ) -> "KVCache":
+        """With T more tokens behind those of each sequence, of which the first `counts` are filled from now on.
+
+        The caller sees to it that `length + T` fits the slots.
+        """
+        rows = jnp.arange(keys.shape[1], dtype=jnp.int32)[:, None]
+        slots = self.length[:, None] + jnp.arange(keys.shape[2], dtype=jnp.int32)[None, :]
+        keys, values = (
+            held.at[:, rows, slots].set(new, unique_indices=True)
+            for held, new in ((self.keys, keys), (self.values, values))
+        )
+        return KVCache(keys, values, self.length + counts)
+
+    def widened(self, slots: int) -> "KVCache":
+        """The same with more slots."""
+        more = ((0, 0), (0, 0), (0, slots - self.keys.shape[2]), (0, 0), (0, 0))
+        return KVCache(jnp.pad(self.keys, more), jnp.pad(self.values, more), self.length)
+
 
 class DecoderOutput(NamedTuple):
     """What one forward pass leaves.
 
     states: residual stream after each layer; the last one is taken *before* the final norm.
     normed: the last state after the final norm, which is what the head reads.
-    cache: the cache with the new tokens in it, if one was given.
+    keys, values: of the tokens, in each layer, if a cache was given; what `KVCache.extended` takes.
     """
 
     states: Float[Array, "N b T D"]
     normed: Float[Array, "b T D"]
-    cache: KVCache | None
+    keys: Float[Array, "N b T K head_dim"] | None
+    values: Float[Array, "N b T K head_dim"] | None
 
 
 class RMSNorm(nnx.Module):
@@ -66,36 +96,42 @@ def matmul_precision(dtype: DTypeLike):
     return jax.default_matmul_precision("highest" if dtype == jnp.float32 else "default")
 
 
-def attend(
-    q_bthd: Float[Array, "b T H head_dim"],
-    k_bskd: Float[Array, "b S K head_dim"],
-    v_bskd: Float[Array, "b S K head_dim"],
-    mask_bts: Bool[Array, "b T S"],
-) -> Float[Array, "b T H head_dim"]:
-    """Softmax attention; each key head serves `H // K` query heads. Scores and softmax are float32.
+class Keys(NamedTuple):
+    """Keys with their values, and which of them each query sees."""
 
-    Every query must see at least one slot.
+    keys: Float[Array, "b S K head_dim"]
+    values: Float[Array, "b S K head_dim"]
+    mask: Bool[Array, "b #T S"]
+
+
+def attend(q_bthd: Float[Array, "b T H head_dim"], *seen: Keys) -> Float[Array, "b T H head_dim"]:
+    """Softmax attention over several blocks of keys; each key head serves `H // K` query heads.
+
+    Scores and softmax are float32. Every query must see at least one key.
     """
     batch, length, _, head_dim = q_bthd.shape
-    grouped = q_bthd.reshape(batch, length, k_bskd.shape[2], -1, head_dim)
-    scores = jnp.einsum("btkgd,bskd->bkgts", grouped, k_bskd, preferred_element_type=jnp.float32) / head_dim**0.5
-    scores = jnp.where(mask_bts[:, None, None], scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v_bskd.dtype)
-    return jnp.einsum("bkgts,bskd->btkgd", weights, v_bskd).reshape(q_bthd.shape)
+    grouped = q_bthd.reshape(batch, length, seen[0].keys.shape[2], -1, head_dim)
+    scores = []
+    for block in seen:
+        logits = jnp.einsum("btkgd,bskd->bkgts", grouped, block.keys, preferred_element_type=jnp.float32)
+        scores.append(jnp.where(block.mask[:, None, None], logits / head_dim**0.5, jnp.finfo(jnp.float32).min))
+    weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1)
+    mixed, start = 0.0, 0
+    for block in seen:
+        stop = start + block.keys.shape[1]
+        share = weights[..., start:stop].astype(block.values.dtype)
+        mixed, start = mixed + jnp.einsum("bkgts,bskd->btkgd", share, block.values), stop
+    return mixed.reshape(q_bthd.shape)
 
 
-def masked_attention(mask_bts, cached=None):
+def masked_attention(mask_bts: Bool[Array, "b #T T"], *before: Keys):
     """The attention of a layer: from rotated queries, keys and values to (mixed values, (keys, values)).
 
-    `cached`: None, or the layer's keys, values and first slot to write; the new ones go to it and are seen with it.
+    `mask_bts`: which of each other the new tokens see. `before`: what they see besides.
     """
 
     def attention(q_bthd, k_btkd, v_btkd):
-        if cached is not None:
-            keys, values, start_b = cached
-            write = jax.vmap(lambda buffer, new, start: jax.lax.dynamic_update_slice(buffer, new, (start, 0, 0)))
-            k_btkd, v_btkd = write(keys, k_btkd, start_b), write(values, v_btkd, start_b)
-        return attend(q_bthd, k_btkd, v_btkd, mask_bts), (k_btkd, v_btkd)
+        return attend(q_bthd, *before, Keys(k_btkd, v_btkd, mask_bts)), (k_btkd, v_btkd)
 
     return attention
 
@@ -198,41 +234,37 @@ class Decoder(nnx.Module):
         tokens: Int[Array, "b T"],
         *,
         positions: Int[Array, "b T"] | None = None,
-        mask: Bool[Array, "b T S"] | None = None,
+        mask: Bool[Array, "b T T"] | None = None,
         cache: KVCache | None = None,
     ) -> DecoderOutput:
         """One forward pass.
 
         Without a cache the tokens are whole sequences, right-padded if their lengths differ: attention is causal, so
-        padding never reaches a real position. With a cache they follow what it holds, and go to its next slots.
+        padding never reaches a real position. With a cache they follow what it holds, and see all of it.
 
         Args:
           tokens: token ids.
           positions: rotary positions; by default 0, 1, … after what the cache holds.
-          mask: which key slots each query sees; by default itself and everything before it.
-          cache: keys and values so far. The caller sees to it that `length + T` fits its slots.
+          mask: which of the tokens each of them sees; by default itself and those before it.
         """
         batch, length = tokens.shape
-        start = jnp.zeros(batch, jnp.int32) if cache is None else cache.length
-        slots = length if cache is None else cache.keys.shape[2]
-        order = start[:, None] + jnp.arange(length, dtype=jnp.int32)[None, :]
+        order = jnp.arange(length, dtype=jnp.int32)[None, :]
         if positions is None:
-            positions = order
+            start = jnp.zeros(batch, jnp.int32) if cache is None else cache.length
+            positions = start[:, None] + order
         if mask is None:
-            mask = jnp.arange(slots, dtype=jnp.int32)[None, None, :] <= order[:, :, None]
+            mask = jnp.broadcast_to(order <= order.T, (batch, length, length))
         turn = rotation(positions, self.config.rope.frequencies(self.config.head_dim))
         layer_def, layer_params = nnx.split(self.layers)
 
         def run(x_btd, xs):
-            params, keys, values = xs
-            cached = None if cache is None else (keys, values, start)
-            x_btd, (keys, values) = nnx.merge(layer_def, params)(x_btd, turn, masked_attention(mask, cached))
+            params, *held = xs
+            before = () if cache is None else (Keys(*held, cache.filled),)
+            x_btd, kept = nnx.merge(layer_def, params)(x_btd, turn, masked_attention(mask, *before))
             # Without a cache the keys die here; returning them would keep N x b x T of them alive.
-            return x_btd, (x_btd, None if cache is None else (keys, values))
+            return x_btd, (x_btd, *((None, None) if cache is None else kept))
 
-        cached = (None, None) if cache is None else (cache.keys, cache.values)
+        held = () if cache is None else (cache.keys, cache.values)
         with matmul_precision(self.dtype):
-            x_btd, (states, written) = jax.lax.scan(run, self.embed_tokens(tokens), (layer_params, *cached))
-        if cache is not None:
-            cache = KVCache(*written, cache.length + length)
-        return DecoderOutput(states, self.norm(x_btd), cache)
+            x_btd, (states, keys, values) = jax.lax.scan(run, self.embed_tokens(tokens), (layer_params, *held))
+        return DecoderOutput(states, self.norm(x_btd), keys, values)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from layerwave.decoding.tree import TreeSettings, bare_root, cache_mask, grow
+from layerwave.decoding.tree import TreeSettings, bare_root, grow
 from layerwave.errors import LayerwaveError
 from tests.decoding.literal_tree import GOLDEN, ROOT, ROWS, SETTINGS, VOCABULARY, golden_trees, tables, tree_of_table
 
@@ -25,7 +25,7 @@ def grown(tables_brv, settings):
         batch = len(table)
         codes = jnp.zeros((batch, settings.top_k), jnp.int32)
         root = jnp.full(batch, ROOT, jnp.int32)
-        return grow(settings, root, table[:, 0], jnp.asarray(VOCABULARY, jnp.int32), expand, codes)[0]
+        return grow(settings, root, table[:, 0], jnp.asarray(VOCABULARY, jnp.int32), expand, codes)
 
     return jax.tree.map(np.asarray, run(jnp.asarray(tables_brv)))
 
@@ -113,14 +113,6 @@ def test_the_root_alone():
     assert tree.valid.all()
     assert not tree.depths.any()
 
-
-def test_cache_mask():
-    sees = jnp.array([[[True, False], [False, True]]] * 2)
-    mask = cache_mask(sees, jnp.array([0, 2], jnp.int32), 5)
-    assert mask.astype(int).tolist() == [
-        [[1, 0, 0, 0, 0], [0, 1, 0, 0, 0]],
-        [[1, 1, 1, 0, 0], [1, 1, 0, 1, 0]],
-    ]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from layerwave.drafts.checkpoint import draft_parameters
 from layerwave.errors import LayerwaveError
 from layerwave.targets import KVCache, load_target
 from layerwave.targets.checkpoint import tensors_of
-from layerwave.targets.decoder import masked_attention
+from layerwave.targets.decoder import Keys, masked_attention
 from tests.drafts.literal_draft import LiteralDraft
 from tests.drafts.test_unroll import CONFIG, LAYERS, OPTIONS, VD, D, random_module
 
@@ -90,15 +90,15 @@ def test_a_cache_gives_what_one_pass_gives():
     order = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], (2, length))
     causal = order[:, None, :] <= order[:, :, None]
     block = nnx.jit(
-        lambda module, span, positions, mask, held: module.block(*span, positions, masked_attention(mask, held))
+        lambda module, span, positions, mask, *before: module.block(*span, positions, masked_attention(mask, *before))
     )
-    whole, _ = block(module, (embedded, features), order, causal, None)
-    empty = KVCache.empty(CONFIG.layer_config(), 2, length, jnp.float32)
-    keys, values, found = empty.keys[0], empty.values[0], []
+    whole, _ = block(module, (embedded, features), order, causal)
+    cache, found = KVCache.empty(CONFIG.layer_config(), 2, length, jnp.float32), []
     for first, last in ((0, 4), (4, 5), (5, 6)):
         span = embedded[:, first:last], features[:, first:last]
-        held = keys, values, jnp.full(2, first, jnp.int32)
-        out, (keys, values) = block(module, span, order[:, first:last], causal[:, first:last], held)
+        before = Keys(cache.keys[0], cache.values[0], cache.filled)
+        out, (keys, values) = block(module, span, order[:, first:last], causal[:, first:last, first:last], before)
+        cache = cache.extended(keys[None], values[None], jnp.full(2, last - first, jnp.int32))
         found.append(out)
     np.testing.assert_allclose(jnp.concatenate(found, axis=1), whole, rtol=1e-5, atol=1e-6)
 
