@@ -34,10 +34,13 @@ class Train:
     """Most gigabytes that the stored states may take."""
     tensorboard: FlagCreatePairsOff[bool] = False
     """Write OUT/tensorboard as well; needs the extra layerwave[tensorboard]."""
+    evaluation: Path | None = None
+    """Questions kept for evaluation: conversations that share 13 words in a row with one are left out."""
     json: Json = False
 
     def run(self) -> None:
         from layerwave.calibration import read_conversations
+        from layerwave.drafts import decontaminate
         from layerwave.drafts.examples import examples
         from layerwave.drafts.metrics import read_metrics
         from layerwave.drafts.trainer import train
@@ -45,6 +48,10 @@ class Train:
 
         layer_sets = [parse_layers(text) for text in self.layers]
         conversations = read_conversations(self.conversations)
+        if self.evaluation:
+            conversations, hits = decontaminate(conversations, self.evaluation)
+            for hit in hits:
+                print(f"left out: {hit.where} shares with {hit.evaluation}: {hit.words}", file=sys.stderr)
         target = load_target(self.target, self.target_dtype)
         length = min(self.settings.max_length, target.config.max_positions)
         data = examples(target.tokenizer, target.config.vocab_size, conversations, length)
