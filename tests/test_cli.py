@@ -277,3 +277,34 @@ def test_merge(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["samples"] == 4
     assert lw.Calibration.load(out).replicates is None
     assert "at least two" in refused(capsys, "merge", parts[0], "--out", out)
+
+
+def test_from_prompts_to_an_exported_draft(tmp_path, capsys):
+    """The commands of the README's section on drafts, one after the other."""
+    prompts, conversations, run = (tmp_path / name for name in ("prompts.jsonl", "conversations.jsonl", "run"))
+    questions = ["How many eggs do 3 hens lay in 4 days, if each lays one a day?", "Write a function that adds."]
+    shared = "Name thirteen words in a row that stand in both files, as this line does word for word."
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in (*questions * 2, shared)))
+    evaluation = tmp_path / "questions.jsonl"
+    evaluation.write_text(json.dumps({"question_id": 1, "category": "qa", "turns": [shared]}) + "\n")
+
+    def result(*args):
+        main([str(arg) for arg in (*args, "--json")])
+        captured = capsys.readouterr()
+        return json.loads(captured.out), captured.err
+
+    result("distill", "mini", prompts, "--out", conversations, "--max-new-tokens", 12)
+    sizes = ["--max-length", 64, "--batch-size", 2, "--steps", 2, "--ttt-steps", 2, "--draft-vocab-size", 64]
+    layers, held = ["--layers", "2,6,9", "--layers", "10"], ["--evaluation", evaluation, "--held-out", 0]
+    trained, said = result("train", "mini", conversations, *layers, *sizes, *held, "--out", run)
+    assert [line["layers"] for line in trained["drafts"]] == [[2, 6, 9], [10]]
+    assert "left out: " in said
+    assert "thirteen words in a row" in said
+
+    asked = ["--questions", evaluation, "--nodes", 8, "--depth", 4, "--top-k", 3, "--temperature", 0]
+    found, _ = result(
+        "evaluate", "mini", run / "drafts/2-6-9", *asked, "--max-new-tokens", 8, "--out", tmp_path / "evaluation.json"
+    )
+    assert [draft["layers"] for draft in found["drafts"]] == [[2, 6, 9]]
+    result("export", run / "drafts/10", "--consumer", "speculators", "--target", "mini", "--out", tmp_path / "exported")
+    assert (tmp_path / "exported" / "config.json").is_file()

@@ -68,8 +68,9 @@ class Train:
                 progress=progress.steps,
                 announce=lambda text: print(text, file=sys.stderr, flush=True),
             )
-        lines = read_metrics(self.out)
+        lines, asked = read_metrics(self.out), [sorted(layers) for layers in layer_sets]
         last = [line for line in lines if line["step"] == lines[-1]["step"] and line["split"] == lines[-1]["split"]]
+        last.sort(key=lambda line: asked.index(line["layers"]))
         if self.json:
             print_json({"out": str(self.out), "tallies": data.tallies, "drafts": last})
             return
