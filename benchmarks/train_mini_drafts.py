@@ -1,6 +1,7 @@
 """Trains drafts of several layer sets for the mini target, beside a bigram baseline; draws their loss curves.
 
-  python benchmarks/train_mini_drafts.py --out RUN [--conversations FILE] [--steps 400]
+  layerwave distill mini PROMPTS --out ANSWERS --max-new-tokens 200 --batch 100
+  python benchmarks/train_mini_drafts.py --out RUN --conversations ANSWERS [--layers 2,6,9 ...] [--steps 300]
 
 Writes benchmarks/results/mini_drafts.png and mini_drafts.json. The baseline predicts the token that followed the
 current one most often in the training examples, among those of the draft vocabulary; its accuracy is counted like the
@@ -26,10 +27,9 @@ from layerwave.drafts.stacks import observe
 from layerwave.drafts.trainer import train
 from layerwave.progress import Progress
 from layerwave.targets import Target, load_target
-from layerwave.targets.target import MINI_FOLDER
 
 RESULTS = Path(__file__).parent / "results"
-LAYER_SETS = [(10,), (2, 6, 9), (6, 7, 10), (9, 10, 11)]
+LAYER_SETS = ["10", "2,6,9", "5,8,11"]
 
 
 def bigram(training: Examples, vocabulary: DraftVocabulary) -> np.ndarray:
@@ -62,14 +62,14 @@ def baseline_accuracy(
     return {"of_target": right_of_target / asked, "of_text": right_of_text / asked, "predicted": int(asked)}
 
 
-def draw(lines: list[dict], baseline: float, path: Path) -> None:
+def draw(lines: list[dict], layer_sets: list[tuple[int, ...]], baseline: float, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for layers in LAYER_SETS:
+    for layers in layer_sets:
         own = [line for line in lines if tuple(line["layers"]) == layers]
         name = ", ".join(map(str, layers))
         loss = np.array([line["losses"][0] for line in own if line["split"] == "train"])
@@ -88,28 +88,30 @@ def draw(lines: list[dict], baseline: float, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--conversations", type=Path, default=MINI_FOLDER.parent / "conversations.jsonl")
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--conversations", type=Path, required=True)
+    parser.add_argument("--layers", nargs="+", default=LAYER_SETS)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--ttt-steps", type=int, default=2)
     args = parser.parse_args()
+    layer_sets = [tuple(map(int, text.split(","))) for text in args.layers]
 
     target = load_target("mini")
     settings = TrainSettings(
         steps=args.steps,
-        batch_size=2,
+        batch_size=4,
         max_length=512,
-        ttt_steps=3,
-        learning_rate=args.learning_rate,
+        ttt_steps=args.ttt_steps,
+        learning_rate=5e-3,
         draft_vocab_size=1024,
-        held_out=0.1,
-        evaluate_every=max(1, args.steps // 8),
-        checkpoint_every=max(1, args.steps // 8),
+        held_out=0.03,
+        evaluate_every=max(1, args.steps // 6),
+        checkpoint_every=max(1, args.steps // 6),
     )
     data = examples(target.tokenizer, target.config.vocab_size, str(args.conversations), settings.max_length)
     training, held_out = split(data, settings.held_out)
     started = time.monotonic()
     with Progress("training the drafts of mini") as progress:
-        drafts = train(target, data, LAYER_SETS, settings, args.out, progress=progress.steps, announce=print)
+        drafts = train(target, data, layer_sets, settings, args.out, progress=progress.steps, announce=print)
     seconds = time.monotonic() - started
     vocabulary = drafts[0].vocabulary
     baseline = baseline_accuracy(target, held_out, bigram(training, vocabulary), vocabulary)
@@ -135,7 +137,7 @@ def main() -> None:
     print(json.dumps(result, indent=1))
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "mini_drafts.json").write_text(json.dumps(result, indent=1) + "\n")
-    draw(lines, baseline["of_target"], RESULTS / "mini_drafts.png")
+    draw(lines, layer_sets, baseline["of_target"], RESULTS / "mini_drafts.png")
 
 
 if __name__ == "__main__":
