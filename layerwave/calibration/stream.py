@@ -7,10 +7,10 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Float32, UInt8
@@ -19,11 +19,13 @@ from layerwave.calibration.artifact import POOLS, Calibration, check_layers
 from layerwave.calibration.conversations import Conversations, read_conversations
 from layerwave.calibration.replicates import Replicates, sample_weights
 from layerwave.calibration.settings import CalibrationSettings
+from layerwave.calibration.sharded_step import empty_sums, sharded_step, total
 from layerwave.calibration.step import BatchResult, DrawnStates, Sums, batch_step
 from layerwave.calibration.token_gather import Gathering
 from layerwave.calibration.tokens import Batch, Samples, batches, draw_samples
 from layerwave.errors import LayerwaveError
 from layerwave.targets import Target
+from layerwave.targets.mesh import shares
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ def calibrate(
         logger.info("max_length %d lowered to the target's positions", settings.max_length)
         settings = replace(settings, max_length=target.config.max_positions)
     samples = draw_samples(target.tokenizer, target.config.vocab_size, read_conversations(conversations), settings)
-    plan = list(batches(samples.ids, settings.max_length, batch_tokens))
+    plan = list(batches(samples.ids, settings.max_length, batch_tokens, shares(target.mesh)))
     shapes = sorted({batch.tokens.shape for batch in plan})
     logger.info("%d samples in %d batches of shapes %s", len(samples.ids), len(plan), shapes)
     weights = sample_weights(samples.fingerprints, settings.replicates, settings.seed)
@@ -84,11 +86,8 @@ def _run(
     """Sends every batch through the device; collects one batch late: the device never waits."""
     graphdef, params = nnx.split(target.decoder)
     config = target.config
-    zeros = [
-        jnp.zeros((config.num_layers, number, settings.block, config.hidden_size))
-        for number in (len(POOLS), len(weights))
-    ]
-    sums = Sums(*zeros)
+    step = batch_step if target.mesh is None else partial(sharded_step, target.mesh)
+    sums = empty_sums(target.mesh, config.num_layers, len(weights), settings.block, config.hidden_size)
     results: list[BatchResult] = []
 
     def collect(result: BatchResult, drawn: DrawnStates) -> None:
@@ -110,7 +109,7 @@ def _run(
 
     in_flight: list[Any] = []
     for batch, drawn in zip(plan, gathering.batches, strict=True):
-        sums, *left = batch_step(
+        sums, *left = step(
             graphdef,
             params,
             sums,
@@ -129,7 +128,7 @@ def _run(
             collect(*in_flight)
         in_flight = left
     collect(*in_flight)
-    return results, sums
+    return results, sums if target.mesh is None else total(sums)
 
 
 def _rows_of(batch: Batch, weights: UInt8[np.ndarray, "C S"]) -> Float32[np.ndarray, "C b"]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from layerwave.errors import LayerwaveError
 from layerwave.targets.checkpoint import TensorFiles, load_decoder
@@ -41,15 +42,18 @@ class Target:
     decoder: Decoder
     tokenizer: "PreTrainedTokenizerFast"
     fingerprint: str
+    mesh: Mesh | None = None
+    """Devices that share the parameters; None: all on one."""
 
 
-def load_target(name: str | Path, dtype: str = "float32") -> Target:
+def load_target(name: str | Path, dtype: str = "float32", mesh: Mesh | None = None) -> Target:
     """Loads a target for evaluation.
 
     Args:
       name: a directory in Hugging Face format, a hub id (the only case that uses the network), or `mini`, the bundled
         model.
       dtype: of parameters and activations; norms, rotary angles and softmax are float32 in any case.
+      mesh: of devices to share the parameters out to (see `make_mesh`); by default they all lie on one.
 
     Raises:
       LayerwaveError: nothing there, unsupported architecture, a checkpoint that does not fit its config, no tokenizer.
@@ -62,9 +66,10 @@ def load_target(name: str | Path, dtype: str = "float32") -> Target:
     return Target(
         name=str(name),
         config=config,
-        decoder=load_decoder(config, tensors, jnp.dtype(dtype)),
+        decoder=load_decoder(config, tensors, jnp.dtype(dtype), mesh),
         tokenizer=_load_tokenizer(directory, config),
         fingerprint=_fingerprint(directory, tensors),
+        mesh=mesh,
     )
 
 
