@@ -7,13 +7,12 @@ the same rules.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, Sharding
@@ -125,7 +124,7 @@ class Parameter:
         """
         index = index or (slice(None),) * len(self.whole)
         index = tuple(slice(*cut.indices(size)) for cut, size in zip(index, self.whole, strict=True))
-        part = np.empty([cut.stop - cut.start for cut in index], dtype)
+        part = _aligned([cut.stop - cut.start for cut in index], np.dtype(dtype))
         layers, inner = (index[0], index[1:]) if self.stacked else (slice(None), index)
         for name, piece in zip(self.tensors[layers], part if self.stacked else [part], strict=True):
             tensor = read(name)[inner[::-1] if self.transposed else inner]
@@ -149,6 +148,14 @@ class Parameter:
         """The tensors of the parameter, by name."""
         for name, piece in zip(self.tensors, value if self.stacked else [value], strict=True):
             yield name, np.ascontiguousarray(piece.T if self.transposed else piece)
+
+
+def _aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Room for an array where XLA wants arrays to be: on the CPU the device then takes it over and makes no copy."""
+    size = math.prod(shape) * dtype.itemsize
+    room = np.empty(size + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    return room[start : start + size].view(dtype).reshape(shape)
 
 
 def parameters(module: nnx.Module, names: Callable[[list[str]], list[str]]) -> list[Parameter]:
@@ -182,7 +189,7 @@ def load_parameters(
     # The largest first: beside what is placed there is one parameter on the host, and at the end a small one.
     for p in sorted(wanted, key=lambda p: -math.prod(p.whole)):
         if sharding is None:
-            loaded[p.path] = jnp.asarray(p.assemble(read, dtype))
+            loaded[p.path] = jax.device_put(p.assemble(read, dtype))
         else:
             loaded[p.path] = p.place(read, dtype, sharding(p))
     nnx.update(module, nnx.from_flat_state([(path, variable.replace(loaded[path])) for path, variable in state]))
@@ -220,7 +227,7 @@ def load_decoder(config: DecoderConfig, tensors: TensorFiles, dtype: DTypeLike, 
       LayerwaveError: one message that lists every missing, unused and misshapen tensor.
     """
     decoder = nnx.eval_shape(lambda: Decoder(config, dtype=dtype, rngs=nnx.Rngs(0)))
-    wanted = _decoder_parameters(decoder)
+    wanted = decoder_parameters(decoder)
     given = {name for name in tensors.files if not name.endswith(_DERIVED_SUFFIXES)}
     if config.tie_embeddings and {"lm_head.weight", "model.embed_tokens.weight"} <= given:
         if not _equal(tensors, "lm_head.weight", "model.embed_tokens.weight"):
@@ -262,10 +269,10 @@ def partition(p: Parameter, config: DecoderConfig, mesh: Mesh) -> tuple[str | No
 
 def save_decoder(decoder: Decoder, path: Path, dtype: DTypeLike) -> None:
     """Writes `path` (a `model.safetensors`) with the tensor names that `load_decoder` and transformers read."""
-    save_file(tensors_of(decoder, _decoder_parameters(decoder), dtype), path, metadata={"format": "pt"})
+    save_file(tensors_of(decoder, decoder_parameters(decoder), dtype), path, metadata={"format": "pt"})
 
 
-def _decoder_parameters(decoder: Decoder) -> list[Parameter]:
+def decoder_parameters(decoder: Decoder) -> list[Parameter]:
     def names(modules: list[str]) -> list[str]:
         if modules[0] == "layers":
             return [".".join(["model.layers", str(l), *modules[1:]]) for l in range(decoder.config.num_layers)]

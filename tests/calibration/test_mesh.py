@@ -78,7 +78,11 @@ for text, parts in share.items():
 
 
 def test_every_shape_of_mesh_gives_the_calibration_of_one_device(tmp_path):
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    flags = {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
     command = [sys.executable, "-c", EIGHT_DEVICES, str(FOLDER), str(tmp_path)]
     done = subprocess.run(command, env=os.environ | flags, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
