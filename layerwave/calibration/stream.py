@@ -17,6 +17,7 @@ from jaxtyping import Float32, UInt8
 
 from layerwave.calibration.artifact import POOLS, Calibration, check_layers
 from layerwave.calibration.conversations import Conversations, read_conversations
+from layerwave.calibration.plan import SHARE_TOKENS
 from layerwave.calibration.replicates import Replicates, sample_weights
 from layerwave.calibration.settings import CalibrationSettings
 from layerwave.calibration.sharded_step import empty_sums, sharded_step, total
@@ -38,7 +39,7 @@ def calibrate(
     conversations: str | os.PathLike[str] | Sequence[Mapping[str, Any]] | Conversations,
     settings: CalibrationSettings | None = None,
     *,
-    batch_tokens: int = 2048,
+    batch_tokens: int | None = None,
     progress: Progress | None = None,
     **changes: Any,
 ) -> Calibration:
@@ -48,7 +49,8 @@ def calibrate(
         target: what `load_target` returned.
         conversations: a path, a list of rows, or what `read_conversations` returned.
         settings: by default the paper's; `changes` replace single fields, as in `rho=1.0, block=16`.
-        batch_tokens: tokens, padding included, in a batch; changes memory and speed, not the result.
+        batch_tokens: tokens, padding included, in a batch; changes memory and speed, not the result. By default 2,048
+            for each share of the target's mesh.
         progress: called after each batch.
 
     `max_length` is lowered to the positions that the target has, and recorded so. The tallies count the rows
@@ -64,6 +66,7 @@ def calibrate(
         logger.info("max_length %d lowered to the target's positions", settings.max_length)
         settings = replace(settings, max_length=target.config.max_positions)
     samples = draw_samples(target.tokenizer, target.config.vocab_size, read_conversations(conversations), settings)
+    batch_tokens = shares(target.mesh) * SHARE_TOKENS if batch_tokens is None else batch_tokens
     plan = list(batches(samples.ids, settings.max_length, batch_tokens, shares(target.mesh)))
     shapes = sorted({batch.tokens.shape for batch in plan})
     logger.info("%d samples in %d batches of shapes %s", len(samples.ids), len(plan), shapes)

@@ -63,6 +63,16 @@ def token_format(num_layers: int, features: int, settings: CalibrationSettings) 
     return TokenFormat(dtype, width)
 
 
+def token_sample_bytes(num_layers: int, features: int, settings: CalibrationSettings) -> int:
+    """Size of a token sample with all positions, counted as `token_format` does; 0 without one."""
+    if not settings.token_sample:
+        return 0
+    dtype, width = token_format(num_layers, features, settings)
+    positions = settings.fit_positions + settings.score_positions
+    others = features * (2 * positions + TOP_TOKENS * settings.score_positions)
+    return dtype.itemsize * (num_layers * positions * width + others)
+
+
 def projection_matrix(features: int, width: int, seed: int) -> Float32[Array, "{features} {width}"]:
     """Entries of N(0, 1/W): a Gram of projected rows is on average that of the rows themselves."""
     word = int(np.random.PCG64(seed).random_raw()) >> 32  # keys take 32 bits, and drop others without a word

@@ -1,5 +1,6 @@
 """`layerwave calibrate` and `layerwave merge`."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -25,20 +26,28 @@ class Calibrate:
     settings: OmitArgPrefixes[CalibrationSettings] = CalibrationSettings()
     dtype: DTypeName = "float32"
     """Parameters and activations; norms, softmax and sums are float32 in any case."""
-    batch_tokens: int = 2048
-    """Tokens in a batch, padding included: memory and speed, not the result."""
+    batch_tokens: int | None = None
+    """Tokens in a batch, padding included: memory and speed, not the result. By default 2,048 for each share of the
+    mesh, or fewer where they do not fit."""
+    mesh: str | None = None
+    """Devices of this process, as in data=4,model=2: shares of a batch, and devices that share the parameters. By
+    default all on data."""
     json: Json = False
 
     def run(self) -> None:
         from layerwave.calibration import calibrate, read_conversations
-        from layerwave.targets import load_target
+        from layerwave.calibration.plan import plan_calibration
+        from layerwave.targets import load_target, make_mesh, read_config
 
         check_out(self.out, self.conversations)
         conversations = read_conversations(self.conversations)
-        target = load_target(self.target, self.dtype)
+        mesh = make_mesh(self.mesh)
+        plan = plan_calibration(read_config(self.target), self.dtype, self.settings, mesh, self.batch_tokens)
+        print(f"plan: {plan}", file=sys.stderr, flush=True)
+        target = load_target(self.target, self.dtype, mesh)
         with progress_bar(f"calibrating {self.target}") as progress:
             calibration = calibrate(
-                target, conversations, self.settings, batch_tokens=self.batch_tokens, progress=progress
+                target, conversations, self.settings, batch_tokens=plan.batch_tokens, progress=progress
             )
         write_calibration(calibration, self.out, self.json)
 

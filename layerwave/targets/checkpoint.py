@@ -267,6 +267,11 @@ def partition(p: Parameter, config: DecoderConfig, mesh: Mesh) -> tuple[str | No
     return tuple(spec)
 
 
+def abstract_parameters(config: DecoderConfig) -> list[Parameter]:
+    """The parameters that a decoder has, without any of them in memory."""
+    return decoder_parameters(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+
+
 def save_decoder(decoder: Decoder, path: Path, dtype: DTypeLike) -> None:
     """Writes `path` (a `model.safetensors`) with the tensor names that `load_decoder` and transformers read."""
     save_file(tensors_of(decoder, decoder_parameters(decoder), dtype), path, metadata={"format": "pt"})

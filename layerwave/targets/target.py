@@ -60,9 +60,7 @@ def load_target(name: str | Path, dtype: str = "float32", mesh: Mesh | None = No
     """
     if dtype not in ("float32", "bfloat16"):
         raise LayerwaveError(f"dtype {dtype!r} is not supported; give float32 or bfloat16")
-    directory = _find(str(name))
-    tensors = TensorFiles.open(directory)
-    config = DecoderConfig.from_hf(_read_json(directory / "config.json"), has_head="lm_head.weight" in tensors.files)
+    directory, tensors, config = _describe(name)
     return Target(
         name=str(name),
         config=config,
@@ -71,6 +69,18 @@ def load_target(name: str | Path, dtype: str = "float32", mesh: Mesh | None = No
         fingerprint=_fingerprint(directory, tensors),
         mesh=mesh,
     )
+
+
+def read_config(name: str | Path) -> DecoderConfig:
+    """The config of a target, from config.json and the headers of the tensor files; raises as `load_target` does."""
+    return _describe(name)[2]
+
+
+def _describe(name: str | Path) -> tuple[Path, TensorFiles, DecoderConfig]:
+    directory = _find(str(name))
+    tensors = TensorFiles.open(directory)
+    config = DecoderConfig.from_hf(_read_json(directory / "config.json"), has_head="lm_head.weight" in tensors.files)
+    return directory, tensors, config
 
 
 def _find(name: str) -> Path:

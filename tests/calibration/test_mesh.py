@@ -24,7 +24,8 @@ import numpy as np
 from conftest import make_target
 from flax import nnx
 
-from layerwave.calibration import calibrate
+from layerwave.calibration import CalibrationSettings, calibrate
+from layerwave.calibration.plan import plan_calibration
 from layerwave.targets.checkpoint import TensorFiles, load_decoder, save_decoder
 from layerwave.targets.mesh import make_mesh
 
@@ -60,6 +61,9 @@ for text, parts in share.items():
     for path, parameter in nnx.to_flat_state(nnx.state(decoder)):
         held, name = parameter[...].addressable_shards[0].data.size, ".".join(map(str, path))
         assert held * parts(name) == parameter[...].size, (text, name, held)
+    held = [x.addressable_shards[-1].data.nbytes for x in jax.tree.leaves(nnx.state(decoder))]
+    plan = plan_calibration(target.config, "float32", CalibrationSettings(), mesh)
+    assert (plan.parameters, plan.largest_parameter) == (sum(held), max(held)), text
     many = calibrate(replace(target, decoder=decoder, mesh=mesh), rows, **options)
     for name in ("counts", "kept", "lengths", "sinks", "fingerprints"):
         assert np.array_equal(getattr(many, name), getattr(one, name)), (text, name)
