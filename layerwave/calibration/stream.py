@@ -6,7 +6,7 @@ The host's side of it: what goes into each batch, and what is made of all of the
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from layerwave.calibration.replicates import Replicates, sample_weights
 from layerwave.calibration.settings import CalibrationSettings
 from layerwave.calibration.sharded_step import empty_sums, sharded_step, total
 from layerwave.calibration.step import BatchResult, DrawnStates, Sums, batch_step
-from layerwave.calibration.token_gather import Gathering
+from layerwave.calibration.token_gather import Gathering, warn_of_sides
 from layerwave.calibration.tokens import Batch, Samples, batches, draw_samples
 from layerwave.errors import LayerwaveError
 from layerwave.targets import Target
@@ -62,20 +62,67 @@ def calibrate(
             next-token entropies not finite, or a token sample that does not fit into `token_megabytes`.
     """
     settings = replace(settings or CalibrationSettings(), **_known(changes))
-    if settings.max_length > target.config.max_positions:
-        logger.info("max_length %d lowered to the target's positions", settings.max_length)
-        settings = replace(settings, max_length=target.config.max_positions)
-    samples = draw_samples(target.tokenizer, target.config.vocab_size, read_conversations(conversations), settings)
-    batch_tokens = shares(target.mesh) * SHARE_TOKENS if batch_tokens is None else batch_tokens
-    plan = list(batches(samples.ids, settings.max_length, batch_tokens, shares(target.mesh)))
-    shapes = sorted({batch.tokens.shape for batch in plan})
-    logger.info("%d samples in %d batches of shapes %s", len(samples.ids), len(plan), shapes)
-    weights = sample_weights(samples.fingerprints, settings.replicates, settings.seed)
-    gathering = Gathering.of(target, samples, plan, settings)
-    results, sums = _run(target, settings, plan, weights, gathering, progress)
-    calibration = _assemble(target, settings, samples, plan, results, sums, compilations=len(shapes))
-    _require_blocks(calibration)
-    return replace(calibration, tokens=gathering.finish(target, samples) if settings.token_sample else None)
+    work = Work.prepare(target, conversations, settings, batch_tokens)
+    return work.checked(work.run(progress=progress))
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """All that is known before the first batch: the samples, how they are cut into batches, and what is drawn of them.
+
+    Any part of the batches can be run by itself, and the parts merge (`Calibration.merge`).
+    """
+
+    target: Target
+    settings: CalibrationSettings
+    samples: Samples
+    plan: list[Batch]
+    weights: UInt8[np.ndarray, "C S"]
+    gathering: Gathering
+
+    @classmethod
+    def prepare(
+        cls,
+        target: Target,
+        conversations: str | os.PathLike[str] | Sequence[Mapping[str, Any]] | Conversations,
+        settings: CalibrationSettings,
+        batch_tokens: int | None,
+    ) -> "Work":
+        """Arguments and errors as in `calibrate`."""
+        if settings.max_length > target.config.max_positions:
+            logger.info("max_length %d lowered to the target's positions", settings.max_length)
+            settings = replace(settings, max_length=target.config.max_positions)
+        samples = draw_samples(target.tokenizer, target.config.vocab_size, read_conversations(conversations), settings)
+        batch_tokens = shares(target.mesh) * SHARE_TOKENS if batch_tokens is None else batch_tokens
+        plan = list(batches(samples.ids, settings.max_length, batch_tokens, shares(target.mesh)))
+        weights = sample_weights(samples.fingerprints, settings.replicates, settings.seed)
+        work = cls(target, settings, samples, plan, weights, Gathering.of(target, samples, plan, settings))
+        logger.info("%d samples in %d batches of shapes %s", len(samples.ids), len(plan), work.shapes)
+        return work
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return sorted({batch.tokens.shape for batch in self.plan})
+
+    @property
+    def tallies(self) -> dict[str, int]:
+        return self.samples.tallies | {"compilations": len(self.shapes)}
+
+    def run(self, part: slice = slice(None), progress: Progress | None = None) -> Calibration:
+        """The calibration of a part of the batches; by default of all. It may hold no block."""
+        plan, gathering, settings = self.plan[part], self.gathering.part(part), self.settings
+        results, sums = _run(self.target, settings, plan, self.weights, gathering, progress)
+        calibration = _assemble(self.target, settings, self.samples, plan, results, sums, self.tallies)
+        return replace(
+            calibration, tokens=gathering.finish(self.target, self.samples) if settings.token_sample else None
+        )
+
+    def checked(self, calibration: Calibration) -> Calibration:
+        """The calibration of all batches, if it is one to be used; says what its token sample lacks."""
+        _require_blocks(calibration)
+        if calibration.tokens is not None:
+            warn_of_sides(calibration.tokens)
+        return calibration
 
 
 def _run(
@@ -148,8 +195,7 @@ def _assemble(
     plan: list[Batch],
     results: list[BatchResult],
     sums: Sums,
-    *,
-    compilations: int,
+    tallies: dict[str, int],
 ) -> Calibration:
     """Puts the samples of all batches into the order of their fingerprints."""
     seen = np.array([index for batch in plan for index in batch.samples])
@@ -177,7 +223,7 @@ def _assemble(
         target_name=target.name,
         target_fingerprint=target.fingerprint,
         target_dtype=str(target.decoder.dtype),
-        tallies=samples.tallies | {"compilations": compilations},
+        tallies=tallies,
         replicates=replicates,
     )
 
