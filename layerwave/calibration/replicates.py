@@ -7,7 +7,7 @@ they need not be stored, and the sums of two disjoint calibrations add to those 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
@@ -68,8 +68,11 @@ class Replicates:
         """Grams in float64, one accumulator at a time; sums of more than `limit` megabytes are not kept."""
         doubles = (accumulator.astype(np.float64) for accumulator in sums)
         grams, centred = zip(*((gram(Z), centred_gram(Z)) for Z in doubles), strict=True)
-        kept = np.ascontiguousarray(sums) if sums.nbytes <= limit * 1e6 else None
-        return cls(np.stack(grams), np.stack(centred), kept)
+        return cls(np.stack(grams), np.stack(centred), np.ascontiguousarray(sums)).limited(limit)
+
+    def limited(self, megabytes: float) -> "Replicates":
+        """Without the sums if they are larger."""
+        return self if self.sums is None or self.sums.nbytes <= megabytes * 1e6 else replace(self, sums=None)
 
     @classmethod
     def merge(cls, parts: Sequence["Replicates | None"], features: int, limit: float) -> "Replicates | None":

@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from layerwave.kernels import block_matrix, gram, matrix_entropy, sink_mask, token_entropy, top_fraction
+from layerwave.targets.mesh import each_device, spread
 
 
 class Sums(NamedTuple):
@@ -76,7 +77,7 @@ def batch_step(
     """
     decoder = nnx.merge(graphdef, params)
     out = decoder(tokens)
-    states = out.states.at[-1].set(out.normed) if post_norm else out.states
+    states = spread(out.states.at[-1].set(out.normed) if post_norm else out.states)
     valid = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :] < lengths[:, None]
     norms = jnp.sqrt(jnp.sum(jnp.square(states.astype(jnp.float32)), axis=-1))  # (N, b, T)
     entropy = token_entropy(out.normed.reshape(-1, out.normed.shape[-1]), decoder.head_weight()).reshape(valid.shape)
@@ -135,13 +136,13 @@ def pool_states(
         weighted = jnp.einsum("cb,bkd->ckd", weights, own[:, chosen], precision=jax.lax.Precision.HIGHEST)
         # The sums are carried, and not stacked anew, so that they are added to in place.
         added = Sums(sums.pools.at[index].add(jnp.sum(own, axis=0)), sums.replicates.at[index].add(weighted))
-        return added, gram(mean)
+        return Sums(*map(spread, added)), gram(mean)
 
     sums, grams = jax.lax.scan(layer, sums, (jnp.arange(len(states), dtype=jnp.int32), states))
     grams = jnp.transpose(grams, (2, 1, 0, 3, 4))  # (P, b, N, B, B)
     empty = (blocks.T == 0)[:, :, None]
     identity = jnp.eye(block, dtype=jnp.float32)[None, None, None]
-    curves = matrix_entropy(jnp.where(empty[..., None, None], identity, grams))
+    curves = each_device(matrix_entropy)(jnp.where(empty[..., None, None], identity, grams))
     return sums, jnp.where(empty, jnp.nan, curves)
 
 

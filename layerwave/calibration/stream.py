@@ -6,24 +6,27 @@ The host's side of it: what goes into each batch, and what is made of all of the
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Float32, UInt8
 
 from layerwave.calibration.artifact import POOLS, Calibration, check_layers
 from layerwave.calibration.conversations import Conversations, read_conversations
+from layerwave.calibration.plan import SHARE_TOKENS
 from layerwave.calibration.replicates import Replicates, sample_weights
 from layerwave.calibration.settings import CalibrationSettings
+from layerwave.calibration.sharded_step import empty_sums, sharded_step, total
 from layerwave.calibration.step import BatchResult, DrawnStates, Sums, batch_step
-from layerwave.calibration.token_gather import Gathering
+from layerwave.calibration.token_gather import Gathering, warn_of_sides
 from layerwave.calibration.tokens import Batch, Samples, batches, draw_samples
 from layerwave.errors import LayerwaveError
 from layerwave.targets import Target
+from layerwave.targets.mesh import shares
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +39,7 @@ def calibrate(
     conversations: str | os.PathLike[str] | Sequence[Mapping[str, Any]] | Conversations,
     settings: CalibrationSettings | None = None,
     *,
-    batch_tokens: int = 2048,
+    batch_tokens: int | None = None,
     progress: Progress | None = None,
     **changes: Any,
 ) -> Calibration:
@@ -46,7 +49,8 @@ def calibrate(
         target: what `load_target` returned.
         conversations: a path, a list of rows, or what `read_conversations` returned.
         settings: by default the paper's; `changes` replace single fields, as in `rho=1.0, block=16`.
-        batch_tokens: tokens, padding included, in a batch; changes memory and speed, not the result.
+        batch_tokens: tokens, padding included, in a batch; changes memory and speed, not the result. By default 2,048
+            for each share of the target's mesh.
         progress: called after each batch.
 
     `max_length` is lowered to the positions that the target has, and recorded so. The tallies count the rows
@@ -58,19 +62,67 @@ def calibrate(
             next-token entropies not finite, or a token sample that does not fit into `token_megabytes`.
     """
     settings = replace(settings or CalibrationSettings(), **_known(changes))
-    if settings.max_length > target.config.max_positions:
-        logger.info("max_length %d lowered to the target's positions", settings.max_length)
-        settings = replace(settings, max_length=target.config.max_positions)
-    samples = draw_samples(target.tokenizer, target.config.vocab_size, read_conversations(conversations), settings)
-    plan = list(batches(samples.ids, settings.max_length, batch_tokens))
-    shapes = sorted({batch.tokens.shape for batch in plan})
-    logger.info("%d samples in %d batches of shapes %s", len(samples.ids), len(plan), shapes)
-    weights = sample_weights(samples.fingerprints, settings.replicates, settings.seed)
-    gathering = Gathering.of(target, samples, plan, settings)
-    results, sums = _run(target, settings, plan, weights, gathering, progress)
-    calibration = _assemble(target, settings, samples, plan, results, sums, compilations=len(shapes))
-    _require_blocks(calibration)
-    return replace(calibration, tokens=gathering.finish(target, samples) if settings.token_sample else None)
+    work = Work.prepare(target, conversations, settings, batch_tokens)
+    return work.checked(work.run(progress=progress))
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """All that is known before the first batch: the samples, how they are cut into batches, and what is drawn of them.
+
+    Any part of the batches can be run by itself, and the parts merge (`Calibration.merge`).
+    """
+
+    target: Target
+    settings: CalibrationSettings
+    samples: Samples
+    plan: list[Batch]
+    weights: UInt8[np.ndarray, "C S"]
+    gathering: Gathering
+
+    @classmethod
+    def prepare(
+        cls,
+        target: Target,
+        conversations: str | os.PathLike[str] | Sequence[Mapping[str, Any]] | Conversations,
+        settings: CalibrationSettings,
+        batch_tokens: int | None,
+    ) -> "Work":
+        """Arguments and errors as in `calibrate`."""
+        if settings.max_length > target.config.max_positions:
+            logger.info("max_length %d lowered to the target's positions", settings.max_length)
+            settings = replace(settings, max_length=target.config.max_positions)
+        samples = draw_samples(target.tokenizer, target.config.vocab_size, read_conversations(conversations), settings)
+        batch_tokens = shares(target.mesh) * SHARE_TOKENS if batch_tokens is None else batch_tokens
+        plan = list(batches(samples.ids, settings.max_length, batch_tokens, shares(target.mesh)))
+        weights = sample_weights(samples.fingerprints, settings.replicates, settings.seed)
+        work = cls(target, settings, samples, plan, weights, Gathering.of(target, samples, plan, settings))
+        logger.info("%d samples in %d batches of shapes %s", len(samples.ids), len(plan), work.shapes)
+        return work
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return sorted({batch.tokens.shape for batch in self.plan})
+
+    @property
+    def tallies(self) -> dict[str, int]:
+        return self.samples.tallies | {"compilations": len(self.shapes)}
+
+    def run(self, part: slice = slice(None), progress: Progress | None = None) -> Calibration:
+        """The calibration of a part of the batches; by default of all. It may hold no block."""
+        plan, gathering, settings = self.plan[part], self.gathering.part(part), self.settings
+        results, sums = _run(self.target, settings, plan, self.weights, gathering, progress)
+        calibration = _assemble(self.target, settings, self.samples, plan, results, sums, self.tallies)
+        return replace(
+            calibration, tokens=gathering.finish(self.target, self.samples) if settings.token_sample else None
+        )
+
+    def checked(self, calibration: Calibration) -> Calibration:
+        """The calibration of all batches, if it is one to be used; says what its token sample lacks."""
+        _require_blocks(calibration)
+        if calibration.tokens is not None:
+            warn_of_sides(calibration.tokens)
+        return calibration
 
 
 def _run(
@@ -84,11 +136,8 @@ def _run(
     """Sends every batch through the device; collects one batch late: the device never waits."""
     graphdef, params = nnx.split(target.decoder)
     config = target.config
-    zeros = [
-        jnp.zeros((config.num_layers, number, settings.block, config.hidden_size))
-        for number in (len(POOLS), len(weights))
-    ]
-    sums = Sums(*zeros)
+    step = batch_step if target.mesh is None else partial(sharded_step, target.mesh)
+    sums = empty_sums(target.mesh, config.num_layers, len(weights), settings.block, config.hidden_size)
     results: list[BatchResult] = []
 
     def collect(result: BatchResult, drawn: DrawnStates) -> None:
@@ -110,7 +159,7 @@ def _run(
 
     in_flight: list[Any] = []
     for batch, drawn in zip(plan, gathering.batches, strict=True):
-        sums, *left = batch_step(
+        sums, *left = step(
             graphdef,
             params,
             sums,
@@ -129,7 +178,7 @@ def _run(
             collect(*in_flight)
         in_flight = left
     collect(*in_flight)
-    return results, sums
+    return results, sums if target.mesh is None else total(sums)
 
 
 def _rows_of(batch: Batch, weights: UInt8[np.ndarray, "C S"]) -> Float32[np.ndarray, "C b"]:
@@ -146,8 +195,7 @@ def _assemble(
     plan: list[Batch],
     results: list[BatchResult],
     sums: Sums,
-    *,
-    compilations: int,
+    tallies: dict[str, int],
 ) -> Calibration:
     """Puts the samples of all batches into the order of their fingerprints."""
     seen = np.array([index for batch in plan for index in batch.samples])
@@ -175,7 +223,7 @@ def _assemble(
         target_name=target.name,
         target_fingerprint=target.fingerprint,
         target_dtype=str(target.decoder.dtype),
-        tallies=samples.tallies | {"compilations": compilations},
+        tallies=tallies,
         replicates=replicates,
     )
 

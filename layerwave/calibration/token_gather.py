@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -63,6 +63,16 @@ def token_format(num_layers: int, features: int, settings: CalibrationSettings) 
     return TokenFormat(dtype, width)
 
 
+def token_sample_bytes(num_layers: int, features: int, settings: CalibrationSettings) -> int:
+    """Size of a token sample with all positions, counted as `token_format` does; 0 without one."""
+    if not settings.token_sample:
+        return 0
+    dtype, width = token_format(num_layers, features, settings)
+    positions = settings.fit_positions + settings.score_positions
+    others = features * (2 * positions + TOP_TOKENS * settings.score_positions)
+    return dtype.itemsize * (num_layers * positions * width + others)
+
+
 def projection_matrix(features: int, width: int, seed: int) -> Float32[Array, "{features} {width}"]:
     """Entries of N(0, 1/W): a Gram of projected rows is on average that of the rows themselves."""
     word = int(np.random.PCG64(seed).random_raw()) >> 32  # keys take 32 bits, and drop others without a word
@@ -96,6 +106,21 @@ class Gathering:
             sinks=np.empty(Q, bool),
         )
 
+    def part(self, batches: slice) -> "Gathering":
+        """The same for some of the batches alone, with room of its own."""
+        chosen = self.batches[batches]
+        kept = np.sort(np.concatenate([batch.places for batch in chosen]))
+        draw = self.draw
+        first = len(draw.positions) - draw.scoring
+        return replace(
+            self,
+            draw=TokenDraw(draw.owners[kept], draw.positions[kept], draw.priorities[kept], int((kept >= first).sum())),
+            batches=[BatchDraw(batch.where, np.searchsorted(kept, batch.places)) for batch in chosen],
+            states=np.empty_like(self.states, shape=(len(self.states), len(kept), self.states.shape[2])),
+            normed=np.empty_like(self.normed, shape=(len(kept), self.normed.shape[1])),
+            sinks=np.empty_like(self.sinks, shape=len(kept)),
+        )
+
     def put(self, batch: int, drawn: DrawnStates) -> None:
         """Takes what left the device with a batch; what follows its own positions is padding."""
         places = self.batches[batch].places
@@ -104,21 +129,13 @@ class Gathering:
         self.sinks[places] = drawn.sinks[: len(places)]
 
     def finish(self, target: Target, samples: Samples) -> TokenSample:
-        """Adds embeddings, most probable tokens and their rows of the head; warns of a side without two samples."""
+        """Adds embeddings, most probable tokens and their rows of the head."""
         decoder, dtype, draw = target.decoder, self.states.dtype, self.draw
         head = decoder.head_weight()
         fit = len(draw.positions) - draw.scoring
         top_tokens, log_normaliser = most_probable(self.normed[fit:], head, k=min(TOP_TOKENS, len(head)))
         vocabulary = np.unique(top_tokens)
         following = [samples.ids[owner][t + 1] for owner, t in zip(draw.owners, draw.positions, strict=True)]
-        sides = [len(np.unique(owners)) for owners in np.split(draw.owners, [fit])]
-        if min(sides) < 2:
-            logger.warning(
-                "the token sample has %d conversations to fit predicted acceptance and %d to score it, but two are "
-                "needed for each: give more conversations, ask for more positions on the smaller side (fit_positions, "
-                "score_positions), or take another seed",
-                *sides,
-            )
         return TokenSample(
             states=self.states,
             embeddings=_rows(decoder.embed_tokens.embedding[...], np.array(following, np.int32), dtype),
@@ -131,6 +148,18 @@ class Gathering:
             positions=draw.positions,
             priorities=draw.priorities,
             sinks=self.sinks,
+        )
+
+
+def warn_of_sides(sample: TokenSample) -> None:
+    """Says so when one side of a token sample has not two conversations."""
+    sides = [len(np.unique(sample.samples[side])) for side in (sample.fitting, sample.scoring)]
+    if min(sides) < 2:
+        logger.warning(
+            "the token sample has %d conversations to fit predicted acceptance and %d to score it, but two are "
+            "needed for each: give more conversations, ask for more positions on the smaller side (fit_positions, "
+            "score_positions), or take another seed",
+            *sides,
         )
 
 

@@ -201,10 +201,11 @@ def bucket(length: int, max_length: int) -> int:
     return min(max_length, max(SMALLEST_BUCKET, 1 << (length - 1).bit_length()))
 
 
-def batches(ids: Sequence[np.ndarray], max_length: int, batch_tokens: int) -> Iterator[Batch]:
+def batches(ids: Sequence[np.ndarray], max_length: int, batch_tokens: int, multiple: int = 1) -> Iterator[Batch]:
     """Right-padded batches of about `batch_tokens` tokens, one shape a length bucket, the longest first.
 
-    A sample longer than `batch_tokens` is a batch of its own.
+    A sample longer than `batch_tokens` is a batch of its own. The number of rows is a `multiple`, so that the shares
+    of a mesh are equal.
 
     There are at most `1 + log2(max_length / 64)` shapes, rounded up. Rows of a bucket are spread evenly over
     its batches, so that few rows are padding.
@@ -219,8 +220,9 @@ def batches(ids: Sequence[np.ndarray], max_length: int, batch_tokens: int) -> It
         members.setdefault(bucket(len(sample), max_length), []).append(index)
     for width in sorted(members, reverse=True):  # what does not fit into memory fails at once
         indices = members[width]
-        count = math.ceil(len(indices) / max(1, batch_tokens // width))
-        rows = math.ceil(len(indices) / count)
+        most = max(multiple, batch_tokens // width // multiple * multiple)
+        rows = math.ceil(len(indices) / math.ceil(len(indices) / most))
+        rows = math.ceil(rows / multiple) * multiple
         for start in range(0, len(indices), rows):
             chosen = indices[start : start + rows]
             tokens, lengths = np.zeros((rows, width), np.int32), np.zeros(rows, np.int32)

@@ -1,5 +1,6 @@
 """`layerwave calibrate` and `layerwave merge`."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,30 @@ from layerwave.calibration.settings import CalibrationSettings
 from layerwave.commands.printing import Json, check_out, print_json, progress_bar
 from layerwave.errors import LayerwaveError
 from layerwave.targets import DTypeName
+
+
+@dataclass(frozen=True)
+class DistributedSettings:
+    """Several processes, each on its own devices, that see one folder; the same command for all."""
+
+    distributed: FlagCreatePairsOff[bool] = False
+    """Share the conversations with the other processes of a job. On TPU pod slices, Slurm and Open MPI they find each
+    other; elsewhere pass the next three. Start the same job again to go on where it stopped."""
+    coordinator: str | None = None
+    """HOST:PORT of process 0."""
+    processes: int | None = None
+    """How many there are."""
+    process: int | None = None
+    """Which of them this is, from 0 on."""
+    shard_batches: int = 16
+    """Batches in a shard of work, which is what is lost of each process when a job stops."""
+    heartbeat_seconds: int = 60
+    """A process that has given no sign of life for so long ends the job."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("coordinator", "processes", "process") if getattr(self, name) is not None]
+        if given and not self.distributed:
+            raise LayerwaveError(f"{', '.join(given)} given for one process alone: add --distributed, or leave it out")
 
 
 @dataclass(frozen=True)
@@ -25,22 +50,47 @@ class Calibrate:
     settings: OmitArgPrefixes[CalibrationSettings] = CalibrationSettings()
     dtype: DTypeName = "float32"
     """Parameters and activations; norms, softmax and sums are float32 in any case."""
-    batch_tokens: int = 2048
-    """Tokens in a batch, padding included: memory and speed, not the result."""
+    batch_tokens: int | None = None
+    """Tokens in a batch, padding included: memory and speed, not the result. By default 2,048 for each share of the
+    mesh, or fewer where they do not fit."""
+    mesh: str | None = None
+    """Devices of this process, as in data=4,model=2: shares of a batch, and devices that share the parameters. By
+    default all on data."""
+    processes: OmitArgPrefixes[DistributedSettings] = DistributedSettings()
     json: Json = False
 
     def run(self) -> None:
         from layerwave.calibration import calibrate, read_conversations
-        from layerwave.targets import load_target
+        from layerwave.calibration.distributed import calibrate_distributed, join
+        from layerwave.calibration.plan import SHARE_TOKENS, plan_calibration
+        from layerwave.calibration.stream import Work
+        from layerwave.targets import load_target, make_mesh, read_config
+        from layerwave.targets.mesh import shares
 
         check_out(self.out, self.conversations)
         conversations = read_conversations(self.conversations)
-        target = load_target(self.target, self.dtype)
+        options, batch_tokens = self.processes, self.batch_tokens
+        if options.distributed:
+            processes = join(options.coordinator, options.processes, options.process, options.heartbeat_seconds)
+        mesh = make_mesh(self.mesh)
+        if options.distributed and batch_tokens is None:  # not what is free here: all processes cut the same batches
+            batch_tokens = shares(mesh) * SHARE_TOKENS
+        plan = plan_calibration(read_config(self.target), self.dtype, self.settings, mesh, batch_tokens)
+        print(f"plan: {plan}", file=sys.stderr, flush=True)
+        target = load_target(self.target, self.dtype, mesh)
         with progress_bar(f"calibrating {self.target}") as progress:
-            calibration = calibrate(
-                target, conversations, self.settings, batch_tokens=self.batch_tokens, progress=progress
-            )
-        write_calibration(calibration, self.out, self.json)
+            if options.distributed:
+                work = Work.prepare(target, conversations, self.settings, plan.batch_tokens)
+                calibration = calibrate_distributed(
+                    work, self.out, processes, shard_batches=options.shard_batches, progress=progress
+                )
+            else:
+                calibration = calibrate(
+                    target, conversations, self.settings, batch_tokens=plan.batch_tokens, progress=progress
+                )
+                calibration.save(self.out)
+        if calibration is not None:  # in one of the processes
+            print_written(calibration, self.out, self.json)
 
 
 @dataclass(frozen=True)
@@ -65,11 +115,11 @@ class Merge:
         if self.without_replicates:
             parts = [part.without_replicates() for part in parts]
         calibration = Calibration.merge(parts)
-        write_calibration(calibration, self.out, self.json)
+        calibration.save(self.out)
+        print_written(calibration, self.out, self.json)
 
 
-def write_calibration(calibration, out: Path, as_json: bool) -> None:
-    calibration.save(out)
+def print_written(calibration, out: Path, as_json: bool) -> None:
     if as_json:
         print_json({"out": str(out), **calibration.summary})
         return

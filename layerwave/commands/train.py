@@ -28,6 +28,9 @@ class Train:
     settings: FlagCreatePairsOff[OmitArgPrefixes[TrainSettings]] = TrainSettings()
     target_dtype: DTypeName = "float32"
     """Of the target's parameters and activations."""
+    mesh: str | None = None
+    """Devices, as in data=4,model=2: shares of a batch, and devices that share the target's parameters. By default all
+    on data."""
     states: Path | None = None
     """Folder to store the target's states in once, instead of running the target in every epoch."""
     max_disk_gb: float = 50.0
@@ -44,7 +47,7 @@ class Train:
         from layerwave.drafts.examples import examples
         from layerwave.drafts.metrics import read_metrics
         from layerwave.drafts.trainer import train
-        from layerwave.targets import load_target
+        from layerwave.targets import load_target, make_mesh
 
         layer_sets = [parse_layers(text) for text in self.layers]
         conversations = read_conversations(self.conversations)
@@ -52,7 +55,7 @@ class Train:
             conversations, hits = decontaminate(conversations, self.evaluation)
             for hit in hits:
                 print(f"left out: {hit.where} shares with {hit.evaluation}: {hit.words}", file=sys.stderr)
-        target = load_target(self.target, self.target_dtype)
+        target = load_target(self.target, self.target_dtype, make_mesh(self.mesh))
         length = min(self.settings.max_length, target.config.max_positions)
         data = examples(target.tokenizer, target.config.vocab_size, conversations, length)
         with progress_bar(f"training {len(layer_sets)} drafts of {self.target}") as progress:

@@ -6,7 +6,6 @@ RUN/metrics.jsonl    see metrics.py
 RUN/drafts/5-23-35/  the trained drafts, see checkpoint.py
 """
 
-import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from layerwave.errors import LayerwaveError
-from layerwave.files import whole_file
+from layerwave.identity import require_same
 
 SCHEMA, VERSION = "layerwave.run", 1
 KEPT = 2
@@ -43,7 +42,7 @@ class Run:
         folder = Path(folder).absolute()
         path = folder / "run.json"
         if path.is_file():
-            _require_same(path, identity)
+            require_same(path, SCHEMA, VERSION, identity)
         elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise LayerwaveError(f"{folder} is there and holds no run of `layerwave train`: give another --out")
         else:
@@ -51,9 +50,7 @@ class Run:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise LayerwaveError(f"{folder} cannot be made ({error.strerror}): give another --out") from None
-            with whole_file(path) as partial:
-                content = {"schema": SCHEMA, "version": VERSION, **identity}
-                partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            require_same(path, SCHEMA, VERSION, identity)
         logging.getLogger("absl").setLevel(logging.WARNING)  # Orbax reports every write
         # Synchronous: on the CPU an array in the background's hands could be donated to the next step.
         options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=False)
@@ -83,33 +80,3 @@ class Run:
 
 def _by_path(tree: Any) -> dict[str, jax.Array]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def _require_same(path: Path, identity: Mapping[str, Any]) -> None:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        known = (found.pop("schema"), found.pop("version"))
-    except (ValueError, KeyError, AttributeError):
-        known = None
-    if known != (SCHEMA, VERSION):
-        raise LayerwaveError(f"{path} is not of a run that this version can resume: give another --out")
-    ours = _flat(json.loads(json.dumps(identity)))
-    theirs = _flat(found)
-    differences = [
-        f"{key} was {theirs.get(key)!r}, is {ours.get(key)!r}"
-        for key in sorted(ours.keys() | theirs.keys())
-        if ours.get(key) != theirs.get(key)
-    ]
-    if differences:
-        raise LayerwaveError(
-            f"{path.parent} holds another run: {'; '.join(differences)}; resume it as it was, or give another --out"
-        )
-
-
-def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"settings": {"seed": 0}}` to `{"settings.seed": 0}`."""
-    flat = {}
-    for key, value in tree.items():
-        inner = _flat(value) if isinstance(value, Mapping) else {"": value}
-        flat |= {f"{key}.{name}".rstrip("."): leaf for name, leaf in inner.items()}
-    return flat

@@ -1,7 +1,7 @@
 """Trains a draft for every layer set of a run, all on one target pass a batch, in the same order, from the same seed.
 
-One target, one device: a mesh would shard `b` of the batches (data) and the parameters of target and drafts (model),
-where `_Trainer` makes them.
+On the target's mesh, `data` shares out the rows of every batch and `model` the target's parameters; every device has
+all drafts, whose gradients the compiler sums.
 """
 
 import hashlib
@@ -41,6 +41,7 @@ from layerwave.drafts.unroll import UnrollSums
 from layerwave.drafts.vocabulary import DraftVocabulary
 from layerwave.errors import LayerwaveError
 from layerwave.targets import Target
+from layerwave.targets.mesh import DATA, on_mesh, shares
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ def train(
     """Trains drafts on `examples`, or goes on where a run of the same folder stopped; a finished run is only read.
 
     Args:
-        target: what `load_target` returned; it is not trained.
+        target: what `load_target` returned; it is not trained. Its mesh is the one that is trained on.
         layer_sets: layer outputs, 0-based, for each draft.
         out: folder of the run, see run.py. What changes the parameters has to be the same when it is resumed.
         vocabulary: of the drafts; by default the most frequent tokens under the loss mask of the training examples.
@@ -81,11 +82,15 @@ def train(
 
     Raises:
         LayerwaveError: no layer set, one twice or with layers that the target does not have; nothing to predict; fewer
-            rows than a batch has; a folder of something else; a loss or gradient that is not finite (step, layer
-            set and example are named).
+            rows than a batch has, or a batch that the mesh does not divide; a folder of something else; a loss or
+            gradient that is not finite (step, layer set and example are named).
     """
     layer_sets = _checked(layer_sets, target)
     settings = replace(settings, max_length=min(settings.max_length, target.config.max_positions))
+    if settings.batch_size % shares(target.mesh):
+        raise LayerwaveError(
+            f"batch_size is {settings.batch_size}, but the mesh has data={shares(target.mesh)}: pass a multiple of it"
+        )
     training, held_out = split(examples, settings.held_out)
     counts = training.counts()
     if not counts.any():
@@ -154,6 +159,8 @@ class _Trainer:
         self.stacks, self.states, self.untrained = initial_stacks(
             target, layer_sets, vocabulary, self.optimiser, seed=settings.seed, **settings.options
         )
+        if target.mesh is not None:
+            self.states = jax.device_put(self.states, on_mesh(target.mesh))
         if run.step:
             self.states = run.restore(self.states)
 
@@ -188,8 +195,7 @@ class _Trainer:
             self.target_params,
             self.stacks,
             self.states,
-            batch,
-            observed,
+            *self._placed(batch, observed),
             self.layers,
             self.vocabulary,
             self.settings.unroll,
@@ -200,6 +206,13 @@ class _Trainer:
         if unsound:
             self._stop(batch, step, unsound)
         return reports
+
+    def _placed(self, batch: Batch, observed: Observed | None) -> tuple[Batch, Observed | None]:
+        """The rows shared out among the shares of the mesh."""
+        if self.target.mesh is None:
+            return batch, observed
+        rows, states = on_mesh(self.target.mesh, DATA), on_mesh(self.target.mesh, None, DATA)
+        return jax.device_put(batch, rows), observed and jax.device_put(observed, Observed(states, rows))
 
     def _stop(self, batch: Batch, step: int, unsound: list[int]) -> None:
         """Finds the examples by themselves that give no finite loss; the unsound drafts were not updated."""
@@ -231,8 +244,7 @@ class _Trainer:
             self.target_params,
             self.stacks,
             self.states,
-            batch,
-            observed,
+            *self._placed(batch, observed),
             self.layers,
             self.vocabulary,
             self.settings.unroll,

@@ -66,26 +66,26 @@ def supervise(
     """The target's next-token distributions from its final-normed states and head, once for all drafts and steps.
 
     `vocabulary`: target ids of the draft's tokens. Logits and softmax are float32; no `T x V` array stands longer than
-    for `chunk` positions.
+    for `chunk` positions. They are cut along T, so that the devices of a mesh keep their rows.
     """
     batch, length, width = normed.shape
 
-    def supervised(normed_cd) -> Supervision:
+    def supervised(normed_bcd) -> Supervision:
         with matmul_precision(normed.dtype):
-            logits_cv = jnp.einsum("cd,vd->cv", normed_cd, head, preferred_element_type=jnp.float32)
-        drafted_cv = logits_cv[:, vocabulary]
-        total_c, drafted_c = (jax.nn.logsumexp(x, axis=-1, keepdims=True) for x in (logits_cv, drafted_cv))
+            logits_bcv = jnp.einsum("bcd,vd->bcv", normed_bcd, head, preferred_element_type=jnp.float32)
+        drafted_bcv = logits_bcv[..., vocabulary]
+        total_bc, drafted_bc = (jax.nn.logsumexp(x, axis=-1, keepdims=True) for x in (logits_bcv, drafted_bcv))
         return Supervision(
-            jnp.exp(drafted_cv - drafted_c),
-            jnp.exp(drafted_c - total_c)[:, 0],
-            jnp.argmax(logits_cv, axis=-1).astype(jnp.int32),
+            jnp.exp(drafted_bcv - drafted_bc),
+            jnp.exp(drafted_bc - total_bc)[..., 0],
+            jnp.argmax(logits_bcv, axis=-1).astype(jnp.int32),
         )
 
-    pieces = -(-batch * length // chunk)
-    flat = jnp.zeros((pieces * chunk, width), normed.dtype).at[: batch * length].set(normed.reshape(-1, width))
-    found = jax.lax.map(supervised, flat.reshape(pieces, chunk, width))
-    joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: batch * length], found)
-    return jax.tree.map(lambda x: x.reshape(batch, length, *x.shape[1:]), joined)
+    columns = max(1, chunk // batch)
+    pieces = -(-length // columns)
+    padded = jnp.pad(normed, ((0, 0), (0, pieces * columns - length), (0, 0)))
+    found = jax.lax.map(supervised, jnp.moveaxis(padded.reshape(batch, pieces, columns, width), 1, 0))
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(batch, -1, *x.shape[3:])[:, :length], found)
 
 
 class UnrollSums(NamedTuple):

@@ -2,6 +2,17 @@
 
 from layerwave.targets.config import DecoderConfig
 from layerwave.targets.decoder import Decoder, DecoderOutput, KVCache
-from layerwave.targets.target import DTypeName, Target, load_target
+from layerwave.targets.mesh import make_mesh
+from layerwave.targets.target import DTypeName, Target, load_target, read_config
 
-__all__ = ["DTypeName", "Decoder", "DecoderConfig", "DecoderOutput", "KVCache", "Target", "load_target"]
+__all__ = [
+    "DTypeName",
+    "Decoder",
+    "DecoderConfig",
+    "DecoderOutput",
+    "KVCache",
+    "Target",
+    "load_target",
+    "make_mesh",
+    "read_config",
+]

@@ -6,25 +6,35 @@ the same rules.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh, Sharding
 from jax.typing import DTypeLike
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from layerwave.errors import LayerwaveError
 from layerwave.targets.config import DecoderConfig
-from layerwave.targets.decoder import Decoder
+from layerwave.targets.decoder import PARTITION, Decoder
+from layerwave.targets.mesh import MODEL, on_mesh
 
 _LEAF_NAMES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
 # Tables that some checkpoints carry and that are computed here.
 _DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
+
+
+@runtime_checkable
+class Tensor(Protocol):
+    """An array, or what gives one when it is indexed."""
+
+    def __getitem__(self, index: Any) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -66,9 +76,13 @@ class TensorFiles:
         with _open(self.files[name]) as file:
             return tuple(file.get_slice(name).get_shape())
 
-    def read(self, name: str) -> np.ndarray:
+    def slices(self, name: str) -> "Tensor":
+        """The tensor, of which indexing reads a part."""
         with _open(self.files[name]) as file:
-            return file.get_tensor(name)
+            return file.get_slice(name)
+
+    def read(self, name: str) -> np.ndarray:
+        return self.slices(name)[:]
 
 
 def _open(path: Path):
@@ -94,20 +108,54 @@ class Parameter:
     transposed: bool
     stacked: bool
 
-    def assemble(self, read: Callable[[str], np.ndarray], dtype: DTypeLike) -> np.ndarray:
-        """The parameter from its tensors. Raises `LayerwaveError` for NaN or infinity, naming the tensor."""
-        pieces = []
-        for name in self.tensors:
-            piece = read(name).astype(dtype)
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """Shape of the parameter."""
+        shape = self.shape[::-1] if self.transposed else self.shape
+        return (len(self.tensors), *shape) if self.stacked else shape
+
+    def assemble(
+        self, read: Callable[[str], Tensor], dtype: DTypeLike, index: tuple[slice, ...] | None = None
+    ) -> np.ndarray:
+        """The parameter, or the part of it at `index`, from its tensors, of which no more is read than that part.
+
+        There is one copy of it, and of one tensor at a time. Raises `LayerwaveError` for NaN or infinity, naming the
+        tensor.
+        """
+        index = index or (slice(None),) * len(self.whole)
+        index = tuple(slice(*cut.indices(size)) for cut, size in zip(index, self.whole, strict=True))
+        part = _aligned([cut.stop - cut.start for cut in index], np.dtype(dtype))
+        layers, inner = (index[0], index[1:]) if self.stacked else (slice(None), index)
+        for name, piece in zip(self.tensors[layers], part if self.stacked else [part], strict=True):
+            tensor = read(name)[inner[::-1] if self.transposed else inner]
+            piece[...] = tensor.T if self.transposed else tensor
             if not np.isfinite(piece).all():
                 raise LayerwaveError(f"tensor {name} holds NaN or infinity; download or save the checkpoint again")
-            pieces.append(piece.T if self.transposed else piece)
-        return np.stack(pieces) if self.stacked else np.ascontiguousarray(pieces[0])
+        return part
+
+    def place(self, read: Callable[[str], Tensor], dtype: DTypeLike, sharding: Sharding) -> jax.Array:
+        """The parameter on the devices of `sharding`; what several of them hold is read once."""
+        parts: dict[str, np.ndarray] = {}
+
+        def part(index: tuple[slice, ...]) -> np.ndarray:
+            if str(index) not in parts:
+                parts[str(index)] = self.assemble(read, dtype, index)
+            return parts[str(index)]
+
+        return jax.make_array_from_callback(self.whole, sharding, part)
 
     def pieces(self, value: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         """The tensors of the parameter, by name."""
         for name, piece in zip(self.tensors, value if self.stacked else [value], strict=True):
             yield name, np.ascontiguousarray(piece.T if self.transposed else piece)
+
+
+def _aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Room for an array where XLA wants arrays to be: on the CPU the device then takes it over and makes no copy."""
+    size = math.prod(shape) * dtype.itemsize
+    room = np.empty(size + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    return room[start : start + size].view(dtype).reshape(shape)
 
 
 def parameters(module: nnx.Module, names: Callable[[list[str]], list[str]]) -> list[Parameter]:
@@ -126,11 +174,24 @@ def parameters(module: nnx.Module, names: Callable[[list[str]], list[str]]) -> l
 
 
 def load_parameters(
-    module: nnx.Module, wanted: list[Parameter], read: Callable[[str], np.ndarray], dtype: DTypeLike
+    module: nnx.Module,
+    wanted: list[Parameter],
+    read: Callable[[str], Tensor],
+    dtype: DTypeLike,
+    sharding: Callable[[Parameter], Sharding] | None = None,
 ) -> None:
-    """Puts what `read` gives by name into the module, cast to `dtype`; `require_tensors` has been called before."""
+    """Puts what `read` gives by name into the module, cast to `dtype`; `require_tensors` has been called before.
+
+    Where no `sharding` is given, parameters are on the default device.
+    """
     state = nnx.to_flat_state(nnx.state(module, nnx.Param))
-    loaded = {p.path: jnp.asarray(p.assemble(read, dtype)) for p in wanted}
+    loaded = {}
+    # The largest first: beside what is placed there is one parameter on the host, and at the end a small one.
+    for p in sorted(wanted, key=lambda p: -math.prod(p.whole)):
+        if sharding is None:
+            loaded[p.path] = jax.device_put(p.assemble(read, dtype))
+        else:
+            loaded[p.path] = p.place(read, dtype, sharding(p))
     nnx.update(module, nnx.from_flat_state([(path, variable.replace(loaded[path])) for path, variable in state]))
 
 
@@ -157,17 +218,19 @@ def require_tensors(wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, t
         )
 
 
-def load_decoder(config: DecoderConfig, tensors: TensorFiles, dtype: DTypeLike) -> Decoder:
-    """A decoder with the parameters of a checkpoint, cast to `dtype`.
+def load_decoder(config: DecoderConfig, tensors: TensorFiles, dtype: DTypeLike, mesh: Mesh | None = None) -> Decoder:
+    """A decoder with the parameters of a checkpoint, cast to `dtype`, on one device or shared out on a mesh.
+
+    Of each file only what this process holds is read.
 
     Raises:
       LayerwaveError: one message that lists every missing, unused and misshapen tensor.
     """
     decoder = nnx.eval_shape(lambda: Decoder(config, dtype=dtype, rngs=nnx.Rngs(0)))
-    wanted = _decoder_parameters(decoder)
+    wanted = decoder_parameters(decoder)
     given = {name for name in tensors.files if not name.endswith(_DERIVED_SUFFIXES)}
     if config.tie_embeddings and {"lm_head.weight", "model.embed_tokens.weight"} <= given:
-        if not np.array_equal(tensors.read("lm_head.weight"), tensors.read("model.embed_tokens.weight")):
+        if not _equal(tensors, "lm_head.weight", "model.embed_tokens.weight"):
             raise LayerwaveError(
                 "config.json says tie_word_embeddings, but lm_head.weight differs from model.embed_tokens.weight; "
                 "set tie_word_embeddings to false"
@@ -176,16 +239,45 @@ def load_decoder(config: DecoderConfig, tensors: TensorFiles, dtype: DTypeLike) 
     require_tensors(
         {name: p.shape for p in wanted for name in p.tensors}, {name: tensors.shape(name) for name in given}
     )
-    load_parameters(decoder, wanted, tensors.read, dtype)
+    sharding = None if mesh is None else lambda p: on_mesh(mesh, *partition(p, config, mesh))
+    load_parameters(decoder, wanted, tensors.slices, dtype, sharding)
     return decoder
+
+
+def _equal(tensors: TensorFiles, first: str, second: str, rows: int = 4096) -> bool:
+    """Whether two tensors are the same; a few rows at a time, since each may be a large part of a model."""
+    if (shape := tensors.shape(first)) != tensors.shape(second):
+        return False
+    a, b = tensors.slices(first), tensors.slices(second)
+    cuts = [slice(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]
+    return all(np.array_equal(a[cut], b[cut]) for cut in cuts)
+
+
+def partition(p: Parameter, config: DecoderConfig, mesh: Mesh) -> tuple[str | None, ...]:
+    """The axes of a mesh on which each axis of a decoder's parameter lies, by `decoder.PARTITION`."""
+    spec: list[str | None] = [None] * len(p.whole)
+    *modules, leaf = p.path
+    side, pieces = PARTITION.get(modules[-1], (None, None))
+    matrix = leaf in ("kernel", "embedding")
+    if side and getattr(config, pieces) % mesh.shape[MODEL] == 0:
+        if side == "columns":
+            spec[-1] = MODEL
+        elif matrix:
+            spec[-2] = MODEL
+    return tuple(spec)
+
+
+def abstract_parameters(config: DecoderConfig) -> list[Parameter]:
+    """The parameters that a decoder has, without any of them in memory."""
+    return decoder_parameters(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
 
 
 def save_decoder(decoder: Decoder, path: Path, dtype: DTypeLike) -> None:
     """Writes `path` (a `model.safetensors`) with the tensor names that `load_decoder` and transformers read."""
-    save_file(tensors_of(decoder, _decoder_parameters(decoder), dtype), path, metadata={"format": "pt"})
+    save_file(tensors_of(decoder, decoder_parameters(decoder), dtype), path, metadata={"format": "pt"})
 
 
-def _decoder_parameters(decoder: Decoder) -> list[Parameter]:
+def decoder_parameters(decoder: Decoder) -> list[Parameter]:
     def names(modules: list[str]) -> list[str]:
         if modules[0] == "layers":
             return [".".join(["model.layers", str(l), *modules[1:]]) for l in range(decoder.config.num_layers)]

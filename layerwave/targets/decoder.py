@@ -19,6 +19,21 @@ from jaxtyping import Array, Bool, Float, Int
 from layerwave.targets.config import DecoderConfig
 from layerwave.targets.rope import rotate, rotation
 
+PARTITION = {
+    "embed_tokens": ("rows", "vocab_size"),
+    "lm_head": ("rows", "vocab_size"),
+    "q_proj": ("columns", "num_heads"),
+    "k_proj": ("columns", "num_kv_heads"),
+    "v_proj": ("columns", "num_kv_heads"),
+    "o_proj": ("rows", "num_heads"),
+    "gate_proj": ("columns", "intermediate_size"),
+    "up_proj": ("columns", "intermediate_size"),
+    "down_proj": ("rows", "intermediate_size"),
+}
+"""Which side of a module's matrix a mesh's `model` axis cuts, and into what (a field of the config): columns give the
+pieces, rows take them. Modules that are not here are whole on every device, and so are those whose number of pieces the
+axis does not divide, such as 2 key heads among 4 devices."""
+
 
 class KVCache(NamedTuple):
     """Keys and values of all layers, and how many slots each sequence has filled. A plain pytree: copy it to branch.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from layerwave.errors import LayerwaveError
 from layerwave.targets.checkpoint import TensorFiles, load_decoder
@@ -41,31 +42,45 @@ class Target:
     decoder: Decoder
     tokenizer: "PreTrainedTokenizerFast"
     fingerprint: str
+    mesh: Mesh | None = None
+    """Devices that share the parameters; None: all on one."""
 
 
-def load_target(name: str | Path, dtype: str = "float32") -> Target:
+def load_target(name: str | Path, dtype: str = "float32", mesh: Mesh | None = None) -> Target:
     """Loads a target for evaluation.
 
     Args:
       name: a directory in Hugging Face format, a hub id (the only case that uses the network), or `mini`, the bundled
         model.
       dtype: of parameters and activations; norms, rotary angles and softmax are float32 in any case.
+      mesh: of devices to share the parameters out to (see `make_mesh`); by default they all lie on one.
 
     Raises:
       LayerwaveError: nothing there, unsupported architecture, a checkpoint that does not fit its config, no tokenizer.
     """
     if dtype not in ("float32", "bfloat16"):
         raise LayerwaveError(f"dtype {dtype!r} is not supported; give float32 or bfloat16")
-    directory = _find(str(name))
-    tensors = TensorFiles.open(directory)
-    config = DecoderConfig.from_hf(_read_json(directory / "config.json"), has_head="lm_head.weight" in tensors.files)
+    directory, tensors, config = _describe(name)
     return Target(
         name=str(name),
         config=config,
-        decoder=load_decoder(config, tensors, jnp.dtype(dtype)),
+        decoder=load_decoder(config, tensors, jnp.dtype(dtype), mesh),
         tokenizer=_load_tokenizer(directory, config),
         fingerprint=_fingerprint(directory, tensors),
+        mesh=mesh,
     )
+
+
+def read_config(name: str | Path) -> DecoderConfig:
+    """The config of a target, from config.json and the headers of the tensor files; raises as `load_target` does."""
+    return _describe(name)[2]
+
+
+def _describe(name: str | Path) -> tuple[Path, TensorFiles, DecoderConfig]:
+    directory = _find(str(name))
+    tensors = TensorFiles.open(directory)
+    config = DecoderConfig.from_hf(_read_json(directory / "config.json"), has_head="lm_head.weight" in tensors.files)
+    return directory, tensors, config
 
 
 def _find(name: str) -> Path:
