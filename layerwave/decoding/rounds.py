@@ -96,7 +96,7 @@ def prefill(plan: Plan, weights: Weights, request: Request, state: State, prompt
     """Takes in the prompts, right-padded, and makes the first token of each answer. `state` has nothing in it yet."""
     decoder, drafter = _models(plan, weights)
     zeros = state.cache.length
-    output = decoder(prompts, cache=state.cache)
+    output = decoder(prompts, cache=state.cache, lengths=request.prompts)
     # Slots of padding lie behind each sequence's length: hidden by the mask until real tokens overwrite them.
     cache = output.cache._replace(length=request.prompts)
     last = jnp.take_along_axis(output.normed, request.prompts[:, None, None] - 1, axis=1)[:, 0]
@@ -141,6 +141,7 @@ def _round(
         positions=length[:, None] + tree.depths,
         mask=cache_mask(tree.sees, length, state.tokens.shape[1]),
         cache=state.cache,
+        lengths=request.prompts,
     )
     places = length + 1 - request.prompts
     verdict = verify(tree, decoder.logits(output.normed), plan.levels, plan.sampler, request.keys, places)

@@ -58,7 +58,7 @@ def load_target(name: str | Path, dtype: str = "float32") -> Target:
         raise LayerwaveError(f"dtype {dtype!r} is not supported; give float32 or bfloat16")
     directory = _find(str(name))
     tensors = TensorFiles.open(directory)
-    config = DecoderConfig.from_hf(_read_json(directory / "config.json"), has_head="lm_head.weight" in tensors.files)
+    config = DecoderConfig.from_hf(_read_json(directory / "config.json"), has_head=tensors.has_head)
     return Target(
         name=str(name),
         config=config,
