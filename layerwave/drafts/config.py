@@ -69,7 +69,7 @@ class DraftConfig:
             )
         if not _is_plain(self.rope):
             raise LayerwaveError(
-                f"a draft with RoPE of type {self.rope.kind!r} that turns {self.rope.partial:.0%} of the channels is not "
+                f"a draft's RoPE of type {self.rope.kind!r} that turns {self.rope.partial:.0%} of the channels is not "
                 f"supported; supported: {', '.join(_ROPES)}, all channels"
             )
         if self.draft_vocab_size > self.vocab_size:

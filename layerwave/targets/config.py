@@ -138,6 +138,7 @@ class DecoderConfig:
             raise LayerwaveError(f"config.json: {num_heads} query heads cannot share {kv_heads} key heads evenly")
         head_dim = raw.get("head_dim") or hidden_size // num_heads
         sliding_layers = _sliding_layers(raw, family, num_layers)
+        scalar = raw.get("query_pre_attn_scalar")
         rope, local_rope = _ropes(raw, family, head_dim)
         return cls(
             model_type=model_type,
@@ -161,7 +162,7 @@ class DecoderConfig:
             norm_offset=family.norm_offset,
             activation=_activation(raw),
             embed_scale=hidden_size**0.5 if family.scaled_embedding else 1.0,
-            query_pre_attn_scalar=raw.get("query_pre_attn_scalar"),
+            query_pre_attn_scalar=None if scalar is None else float(scalar),
             sliding_window=_count(raw, "sliding_window") if any(sliding_layers) else None,
             sliding_layers=sliding_layers,
             local_rope=local_rope if any(sliding_layers) else None,
@@ -215,8 +216,8 @@ def _refuse_unknown(raw: Mapping[str, Any], family: Family) -> None:
     if unknown:
         said = ", ".join(f"{key} ({raw[key]!r})" for key in unknown)
         raise LayerwaveError(
-            f"config.json: unknown keys {said}; they may change the forward pass, so they are not ignored: remove those "
-            "that do not, in a copy of the checkpoint"
+            f"config.json: unknown keys {said}; they may change the forward pass, so they are not ignored: remove "
+            "those that do not, in a copy of the checkpoint"
         )
     for key, harmless in _NEUTRAL_IF.items():
         if raw.get(key) not in (None, harmless):

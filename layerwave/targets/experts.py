@@ -1,7 +1,7 @@
 """Mixture of experts: each token goes through the few experts that a router chooses for it.
 
-No expert has a capacity, so nothing is dropped and a token's state does not depend on its batch mates: tokens are sorted
-by expert, and `jax.lax.ragged_dot` multiplies each expert's rows by its own matrix.
+No expert has a capacity, so nothing is dropped and a token's state does not depend on its batch mates: tokens are
+sorted by expert, and `jax.lax.ragged_dot` multiplies each expert's rows by its own matrix.
 
 Letters: `n` tokens, `k` experts of a token, `E` experts, `D` features, `I` features inside an expert.
 """

@@ -100,9 +100,7 @@ FAMILIES = {
             towers=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
         ),
     ),
-    "llama": Family(
-        "LlamaForCausalLM",
-    ),
+    "llama": Family("LlamaForCausalLM"),
     "mistral": Family("MistralForCausalLM", window="set"),
     "mixtral": Family(
         "MixtralForCausalLM",

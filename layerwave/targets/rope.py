@@ -1,7 +1,7 @@
 """Rotary position embedding: its frequencies, and how it turns queries and keys."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,11 +46,13 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-    short_factor: tuple[float, ...] = ()
-    long_factor: tuple[float, ...] = ()
+    short_factor: Sequence[float] = ()
+    """One number for each pair of channels, for sequences within the original context; kept as a tuple."""
+    long_factor: Sequence[float] = ()
+    """The same for longer ones."""
 
     def __post_init__(self) -> None:
-        for name in ("short_factor", "long_factor"):  # JSON gives lists, and a config must be hashable
+        for name in ("short_factor", "long_factor"):  # JSON gives lists
             object.__setattr__(self, name, tuple(float(factor) for factor in getattr(self, name)))
 
     @classmethod
