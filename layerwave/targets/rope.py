@@ -102,7 +102,7 @@ class Rope:
         return cls(
             float(theta),
             kind,
-            **{key: _number(value) for key, value in parameters.items()},
+            **{key: _numbers(value) for key, value in parameters.items()},
             original_max_positions=original,
             partial=partial,
             attention_factor=attention,
@@ -184,8 +184,10 @@ def _named(spelling: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_type" if key == "type" else key: value for key, value in spelling.items() if value is not None}
 
 
-def _number(value: Any) -> Any:
-    return value if isinstance(value, bool | list | tuple) else float(value)
+def _numbers(value: Any) -> bool | float | tuple[float, ...]:
+    if isinstance(value, list | tuple):
+        return tuple(float(x) for x in value)
+    return value if isinstance(value, bool) else float(value)
 
 
 def _attention_factor(
