@@ -76,7 +76,7 @@ def batch_step(
     projected, if at all, and rounded to `dtype`.
     """
     decoder = nnx.merge(graphdef, params)
-    out = decoder(tokens)
+    out = decoder(tokens, lengths=lengths)
     states = spread(out.states.at[-1].set(out.normed) if post_norm else out.states)
     valid = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :] < lengths[:, None]
     norms = jnp.sqrt(jnp.sum(jnp.square(states.astype(jnp.float32)), axis=-1))  # (N, b, T)

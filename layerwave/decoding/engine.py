@@ -130,7 +130,7 @@ def _begin(
     padded = np.zeros((batch, min(_bucket(longest), decoder.config.max_positions)), np.int32)
     for row, prompt in zip(padded, prompts, strict=True):
         row[: len(prompt)] = prompt
-    limits = np.minimum(lengths + settings.max_new_tokens, decoder.config.max_positions).astype(np.int32)
+    limits = np.minimum(lengths + settings.max_new_tokens, decoder.config.context(lengths)).astype(np.int32)
     keys = jax.random.split(key, batch) if key.ndim == 0 else key
     ends = np.zeros(decoder.config.vocab_size, bool)
     ends[list(settings.end_tokens)] = True

@@ -87,7 +87,8 @@ def prefill(plan: Plan, weights: Weights, request: Request, state: State, prompt
     """Takes in the prompts, right-padded, and makes the first token of each answer. `state` has nothing in it yet."""
     decoder, drafter = _models(plan, weights)
     zeros = state.cache.length
-    output = decoder(prompts, cache=KVCache.empty(decoder.config, prompts.shape[0], 0, decoder.dtype))
+    empty = KVCache.empty(decoder.config, prompts.shape[0], 0, decoder.dtype)
+    output = decoder(prompts, cache=empty, lengths=request.prompts)
     # Slots of padding lie behind each sequence's length: hidden by the mask until real tokens overwrite them.
     cache = state.cache.extended(output.keys, output.values, request.prompts)
     last = jnp.take_along_axis(output.normed, request.prompts[:, None, None] - 1, axis=1)[:, 0]
@@ -124,7 +125,8 @@ def _round(
     length, draft = state.cache.length, state.draft
     root = jnp.take_along_axis(state.tokens, length[:, None], axis=1)[:, 0]
     tree = bare_root(root) if drafter is None else drafter.propose(draft, root, plan.tree)
-    output = decoder(tree.tokens, positions=length[:, None] + tree.depths, mask=tree.sees, cache=state.cache)
+    positions = length[:, None] + tree.depths
+    output = decoder(tree.tokens, positions=positions, mask=tree.sees, cache=state.cache, lengths=request.prompts)
     places = length + 1 - request.prompts
     verdict = verify(tree, decoder.logits(output.normed), plan.levels, plan.sampler, request.keys, places)
 
@@ -173,4 +175,3 @@ def _until_end(
     ends = request.ends[tokens] & (order < counts[:, None])
     ended = ends.any(axis=1)
     return jnp.where(ended, jnp.argmax(ends, axis=1).astype(jnp.int32) + 1, counts), ended
-

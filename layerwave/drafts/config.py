@@ -15,6 +15,14 @@ _COUNTS = (
 ).split()
 
 
+_ROPES = ("default", "linear", "llama3")
+
+
+def _is_plain(rope: Rope) -> bool:
+    """Whether it is one that every consumer of a draft turns alike."""
+    return rope.kind in _ROPES and rope.partial == 1.0
+
+
 @dataclass(frozen=True)
 class DraftConfig:
     """Static description of an EAGLE-3 draft.
@@ -59,6 +67,11 @@ class DraftConfig:
                 f"a draft with {self.num_heads} query heads and {self.num_kv_heads} key heads: the first must be a "
                 "multiple of the second"
             )
+        if not _is_plain(self.rope):
+            raise LayerwaveError(
+                f"a draft's RoPE of type {self.rope.kind!r} that turns {self.rope.partial:.0%} of the channels is not "
+                f"supported; supported: {', '.join(_ROPES)}, all channels"
+            )
         if self.draft_vocab_size > self.vocab_size:
             raise LayerwaveError(
                 f"the draft vocabulary has {self.draft_vocab_size} tokens, the target's only {self.vocab_size}: "
@@ -71,11 +84,15 @@ class DraftConfig:
     def from_target(
         cls, target: DecoderConfig, layers: tuple[int, ...], draft_vocab_size: int, **changes: Any
     ) -> "DraftConfig":
-        """The draft whose sizes and rotation are the target's, up to `changes`."""
+        """The draft whose sizes and rotation are the target's, up to `changes`.
+
+        It is a plain Llama layer, whatever the target's layers are: its MLP has the size of a dense one, it sees all
+        positions, and of a rotation that its consumers would not turn alike it takes the base only.
+        """
         inherited = {
             name: getattr(target, name)
             for name in "hidden_size intermediate_size num_heads num_kv_heads head_dim vocab_size max_positions "
-            "norm_eps rope".split()
+            "norm_eps".split()
         }
         return cls(
             **{
@@ -83,6 +100,7 @@ class DraftConfig:
                 "num_target_layers": target.num_layers,
                 "target_hidden_size": target.hidden_size,
                 "draft_vocab_size": draft_vocab_size,
+                "rope": target.rope if _is_plain(target.rope) else Rope(target.rope.theta),
                 **inherited,
                 **changes,
             }

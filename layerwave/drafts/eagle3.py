@@ -92,7 +92,7 @@ class Eagle3(nnx.Module):
         Returns:
           The output before the final norm, and what `attention` kept.
         """
-        turn = rotation(positions, self.rope.frequencies(self.key_shape[1]))
+        turn = rotation(positions, self.rope, self.key_shape[1])
         with matmul_precision(self.dtype):
             return self.midlayer(embedded.astype(self.dtype), features.astype(self.dtype), turn, attention)
 

@@ -22,12 +22,12 @@ from layerwave.errors import LayerwaveError
 from layerwave.files import whole_directory
 from layerwave.interop.layer_ids import CONSUMERS, Convention, layer_ids
 from layerwave.targets import DTypeName, Target
+from layerwave.targets.families import FAMILIES
 from layerwave.targets.rope import Rope
 
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 """Options of `DraftConfig` that are keys of the same name in every format."""
 OWN_KEY = "layerwave"
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 # Whose config.json the speculators format here is.
 _SPECULATORS_VERSION = "0.9.0"
 # The default of speculators; vLLM takes it where num_speculative_tokens is not given.
@@ -201,7 +201,7 @@ def _speculators(draft: Draft, target: Target, exported: Exported, tensors: dict
             "default_proposal_method": "greedy",
             "verifier": {
                 "name_or_path": os.path.abspath(target.name) if is_directory else target.name,
-                "architectures": [_ARCHITECTURES[target.config.model_type]],
+                "architectures": [FAMILIES[target.config.model_type].architecture],
             },
         },
         OWN_KEY: _own(draft, exported),

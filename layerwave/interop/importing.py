@@ -7,7 +7,7 @@ things to different readers must be there. A key that is not known is an error, 
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -219,6 +219,7 @@ def _draft_config(
         (layer.num_layers != 1, f"num_hidden_layers is {layer.num_layers}; drafts of one layer are supported"),
         (layer.qkv_bias or layer.o_bias or layer.mlp_bias, "biases in attention or MLP are not supported"),
         (layer.qk_norm, f"a {layer.model_type} layer norms queries and keys, which is not supported"),
+        (not _is_llama(layer), f"a {layer.model_type} layer is not a Llama layer with another name"),
         (layer.tie_embeddings, "tie_word_embeddings is true, but the head is over the draft's own vocabulary"),
         (layer.vocab_size != given.vocab_size, f"vocab_size is {layer.vocab_size}, the target's {given.vocab_size}"),
         (layer.hidden_size != given.hidden_size, f"hidden_size {layer.hidden_size}, the target's {given.hidden_size}"),
@@ -244,6 +245,10 @@ def _draft_config(
         rope=layer.rope,
         **description.flags,
     )
+
+
+def _is_llama(layer: DecoderConfig) -> bool:
+    return all(getattr(layer, f.name) == f.default for f in fields(DecoderConfig) if f.default is not MISSING)
 
 
 def _named_as_ours(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ the same rules.
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,6 +23,7 @@ from safetensors.numpy import save_file
 from layerwave.errors import LayerwaveError
 from layerwave.targets.config import DecoderConfig
 from layerwave.targets.decoder import PARTITION, Decoder
+from layerwave.targets.families import FAMILIES
 from layerwave.targets.mesh import MODEL, on_mesh
 
 _LEAF_NAMES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
@@ -72,6 +73,10 @@ class TensorFiles:
             "only safetensors checkpoints are read"
         )
 
+    @property
+    def has_head(self) -> bool:
+        return any(name.split(".")[-2:] == ["lm_head", "weight"] for name in self.files)
+
     def shape(self, name: str) -> tuple[int, ...]:
         with _open(self.files[name]) as file:
             return tuple(file.get_slice(name).get_shape())
@@ -106,13 +111,17 @@ class Parameter:
     shape: tuple[int, ...]
     """Of each tensor."""
     transposed: bool
-    stacked: bool
+    stack: tuple[int, ...] = ()
+    """Leading axes of the parameter over which there is a tensor each: layers, or layers and experts."""
+    rows: tuple[int, int] | None = None
+    """Of each tensor, those of this parameter, where a tensor holds several; None: all."""
 
     @property
     def whole(self) -> tuple[int, ...]:
         """Shape of the parameter."""
-        shape = self.shape[::-1] if self.transposed else self.shape
-        return (len(self.tensors), *shape) if self.stacked else shape
+        first, *rest = self.shape
+        shape = (first if self.rows is None else self.rows[1] - self.rows[0], *rest)
+        return (*self.stack, *(shape[::-1] if self.transposed else shape))
 
     def assemble(
         self, read: Callable[[str], Tensor], dtype: DTypeLike, index: tuple[slice, ...] | None = None
@@ -125,9 +134,13 @@ class Parameter:
         index = index or (slice(None),) * len(self.whole)
         index = tuple(slice(*cut.indices(size)) for cut, size in zip(index, self.whole, strict=True))
         part = _aligned([cut.stop - cut.start for cut in index], np.dtype(dtype))
-        layers, inner = (index[0], index[1:]) if self.stacked else (slice(None), index)
-        for name, piece in zip(self.tensors[layers], part if self.stacked else [part], strict=True):
-            tensor = read(name)[inner[::-1] if self.transposed else inner]
+        outer, inner = index[: len(self.stack)], index[len(self.stack) :]
+        names = np.array(self.tensors, object).reshape(self.stack)[outer].ravel()
+        first, *rest = inner[::-1] if self.transposed else inner
+        begin = self.rows[0] if self.rows else 0
+        inner = (slice(begin + first.start, begin + first.stop), *rest)
+        for name, piece in zip(names, part.reshape(-1, *part.shape[len(self.stack) :]), strict=True):
+            tensor = read(name)[inner]
             piece[...] = tensor.T if self.transposed else tensor
             if not np.isfinite(piece).all():
                 raise LayerwaveError(f"tensor {name} holds NaN or infinity; download or save the checkpoint again")
@@ -145,8 +158,8 @@ class Parameter:
         return jax.make_array_from_callback(self.whole, sharding, part)
 
     def pieces(self, value: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """The tensors of the parameter, by name."""
-        for name, piece in zip(self.tensors, value if self.stacked else [value], strict=True):
+        """What the parameter puts into its tensors, by name."""
+        for name, piece in zip(self.tensors, value.reshape(-1, *value.shape[len(self.stack) :]), strict=True):
             yield name, np.ascontiguousarray(piece.T if self.transposed else piece)
 
 
@@ -161,16 +174,37 @@ def _aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
 def parameters(module: nnx.Module, names: Callable[[list[str]], list[str]]) -> list[Parameter]:
     """The parameters of a module; `names` gives the tensors' names, without their last part, of a path.
 
-    Parameters below an attribute `layers` are stacked: one tensor a layer.
+    Parameters below an attribute `layers` are stacked, one tensor a layer; those below `experts` too, one tensor an
+    expert, whose number stands behind `experts` in the name.
     """
     found = []
     for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Param)):
         *modules, leaf = path
-        stacked, transposed = modules[0] == "layers", leaf == "kernel"
-        shape = variable.shape[1:] if stacked else variable.shape
-        tensors = tuple(f"{name}.{_LEAF_NAMES[leaf]}" for name in names([str(part) for part in modules]))
-        found.append(Parameter(path, tensors, shape[::-1] if transposed else shape, transposed, stacked))
+        depth, transposed = sum(part in ("layers", "experts") for part in modules), leaf == "kernel"
+        stack, shape = variable.shape[:depth], variable.shape[depth:]
+        tensors = [f"{name}.{_LEAF_NAMES[leaf]}" for name in names([str(part) for part in modules])]
+        if "experts" in modules:
+            tensors = [name.replace(".experts.", f".experts.{e}.") for name in tensors for e in range(stack[-1])]
+        found.append(Parameter(path, tuple(tensors), shape[::-1] if transposed else shape, transposed, stack))
     return found
+
+
+def fused(found: list[Parameter], tensors: Mapping[str, tuple[str, ...]]) -> list[Parameter]:
+    """The parameters of a checkpoint whose tensors hold the rows of several of them: which ones, by their modules."""
+    by_module = {p.path[:-1]: p for p in found}
+    changed = {}
+    for name, parts in tensors.items():
+        for module in {path[:-1] for path in by_module if path[-1] == parts[0]}:
+            members = [by_module[(*module, part)] for part in parts]
+            ends = np.cumsum([p.shape[0] for p in members]).tolist()
+            for part, p, end in zip(parts, members, ends, strict=True):
+                changed[p.path] = replace(
+                    p,
+                    tensors=tuple(tensor.replace(f".{part}.", f".{name}.") for tensor in p.tensors),
+                    shape=(ends[-1], *p.shape[1:]),
+                    rows=(end - p.shape[0], end),
+                )
+    return [changed.get(p.path, p) for p in found]
 
 
 def load_parameters(
@@ -199,7 +233,11 @@ def tensors_of(module: nnx.Module, wanted: list[Parameter], dtype: DTypeLike) ->
     """The module's parameters as tensors by name, cast to `dtype`."""
     flat = dict(nnx.to_flat_state(nnx.state(module, nnx.Param)))
     values = {p: np.asarray(jax.device_get(flat[p.path][...])).astype(dtype) for p in wanted}
-    return {name: piece for p, value in values.items() for name, piece in p.pieces(value)}
+    parts: dict[str, list[np.ndarray]] = {}
+    for p in sorted(wanted, key=lambda p: p.rows or (0, 0)):
+        for name, piece in p.pieces(values[p]):
+            parts.setdefault(name, []).append(piece)
+    return {name: np.concatenate(pieces) for name, pieces in parts.items()}
 
 
 def require_tensors(wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]) -> None:
@@ -227,15 +265,20 @@ def load_decoder(config: DecoderConfig, tensors: TensorFiles, dtype: DTypeLike, 
       LayerwaveError: one message that lists every missing, unused and misshapen tensor.
     """
     decoder = nnx.eval_shape(lambda: Decoder(config, dtype=dtype, rngs=nnx.Rngs(0)))
-    wanted = decoder_parameters(decoder)
-    given = {name for name in tensors.files if not name.endswith(_DERIVED_SUFFIXES)}
-    if config.tie_embeddings and {"lm_head.weight", "model.embed_tokens.weight"} <= given:
-        if not _equal(tensors, "lm_head.weight", "model.embed_tokens.weight"):
+    family = FAMILIES[config.model_type].tensors
+    roots = [root for root in family.roots if any(name.startswith(root) for name in tensors.files)]
+    root, head = next(((root, family.roots[root]) for root in roots), next(iter(family.roots.items())))
+    wanted = decoder_parameters(decoder, root, head)
+    unread = {name for name in tensors.files if name.endswith(_DERIVED_SUFFIXES) or name.startswith(family.towers)}
+    given = set(tensors.files) - unread
+    head, embedding = f"{head}.weight", f"{root}embed_tokens.weight"
+    if config.tie_embeddings and {head, embedding} <= given:
+        if not _equal(tensors, head, embedding):
             raise LayerwaveError(
-                "config.json says tie_word_embeddings, but lm_head.weight differs from model.embed_tokens.weight; "
+                f"config.json says tie_word_embeddings, but {head} differs from {embedding}; "
                 "set tie_word_embeddings to false"
             )
-        given.discard("lm_head.weight")
+        given.discard(head)
     require_tensors(
         {name: p.shape for p in wanted for name in p.tensors}, {name: tensors.shape(name) for name in given}
     )
@@ -277,10 +320,17 @@ def save_decoder(decoder: Decoder, path: Path, dtype: DTypeLike) -> None:
     save_file(tensors_of(decoder, decoder_parameters(decoder), dtype), path, metadata={"format": "pt"})
 
 
-def decoder_parameters(decoder: Decoder) -> list[Parameter]:
-    def names(modules: list[str]) -> list[str]:
-        if modules[0] == "layers":
-            return [".".join(["model.layers", str(l), *modules[1:]]) for l in range(decoder.config.num_layers)]
-        return [".".join(modules if modules[0] == "lm_head" else ["model", *modules])]
+def decoder_parameters(decoder: Decoder, root: str | None = None, head: str | None = None) -> list[Parameter]:
+    """The parameters of a decoder. root, head: what the names of the tensors of its family begin with, and the name of
+    the head's; by default as the family is saved by itself."""
+    family = FAMILIES[decoder.config.model_type].tensors
+    if root is None:
+        root, head = next(iter(family.roots.items()))
 
-    return parameters(decoder, names)
+    def names(modules: list[str]) -> list[str]:
+        modules = [family.parts.get(part, part) for part in modules]
+        if modules[0] == "layers":
+            return [f"{root}{'.'.join(['layers', str(l), *modules[1:]])}" for l in range(decoder.config.num_layers)]
+        return [head if modules[0] == "lm_head" else root + ".".join(modules)]
+
+    return fused(parameters(decoder, names), family.fused)

@@ -1,56 +1,81 @@
 """What a decoder needs to know, read from a Hugging Face `config.json`.
 
 A key may be absent only where the checkpoint's tensors would contradict a wrong guess (`head_dim`,
-`num_key_value_heads`, biases, tying). What the shapes cannot show (`rope_theta`, `rms_norm_eps`) is required, and a key
-that this decoder does not know is an error: most silent faults of ports are a key that was ignored.
+`num_key_value_heads`, biases, tying), or where published files leave it to the family's implementation (families.py).
+What the shapes cannot show (`rope_theta`, `rms_norm_eps`) is required, and a key that this decoder does not know is an
+error: most silent faults of ports are a key that was ignored.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Int
 
 from layerwave.errors import LayerwaveError
+from layerwave.targets.families import FAMILIES, Family, Norms
 from layerwave.targets.rope import Rope
 
-
-@dataclass(frozen=True)
-class Family:
-    """How a model type differs from the common decoder."""
-
-    qk_norm: bool = False
-    qkv_bias: bool | None = None
-    """None: the config's `attention_bias` decides, and then the output projection has a bias as well."""
-
-
-FAMILIES = {"llama": Family(), "qwen2": Family(qkv_bias=True), "qwen3": Family(qk_norm=True)}
-
-# Keys that this file reads.
+# Keys that this file reads for every family; the others are the family's own.
 _READ = frozenset(
     """model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads
     head_dim hidden_act rms_norm_eps max_position_embeddings rope_theta rope_scaling rope_parameters attention_bias
-    mlp_bias use_sliding_window sliding_window layer_types tie_word_embeddings""".split()
+    mlp_bias use_sliding_window sliding_window max_window_layers layer_types tie_word_embeddings""".split()
 )
 # Keys that change nothing in a forward pass in evaluation: bookkeeping, training, and generation settings of old files.
 _NEUTRAL = frozenset(
     """architectures dtype torch_dtype transformers_version use_cache initializer_range bos_token_id eos_token_id
-    pad_token_id attention_dropout pretraining_tp max_window_layers auto_map transformers.js_config
-    neftune_noise_alpha unsloth_version unsloth_fixed output_attentions
+    pad_token_id attention_dropout pretraining_tp auto_map transformers.js_config cache_implementation
+    neftune_noise_alpha unsloth_version unsloth_fixed output_attentions embd_pdrop resid_pdrop
+    output_router_logits router_aux_loss_coef router_jitter_noise
     output_hidden_states return_dict chunk_size_feed_forward is_encoder_decoder id2label label2id problem_type
     max_length min_length do_sample early_stopping num_beams temperature top_k top_p typical_p repetition_penalty
     length_penalty no_repeat_ngram_size num_return_sequences""".split()
 )
-# Keys that change nothing as long as they say this.
-_NEUTRAL_IF = {"use_mrope": False, "rope_interleaved": False, "is_llama_config": True}
+# Keys that change nothing as long as they are null or say this.
+_NEUTRAL_IF = {
+    "use_mrope": False,
+    "rope_interleaved": False,
+    "is_llama_config": True,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,  # entropies and drafts read the head as it is
+    "use_bidirectional_attention": False,
+    "lm_head_bias": False,
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
+    "decoder_sparse_step": 1,  # a scan needs layers of one kind: experts in all or in none
+    "mlp_only_layers": [],
+}
+_ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of the MLP.
+
+    size: intermediate size of an expert. normalized: the chosen experts' probabilities are scaled to sum to 1.
+    """
+
+    count: int
+    per_token: int
+    size: int
+    normalized: bool
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Static description of a decoder; everything the forward pass depends on besides the parameters."""
+    """Static description of a decoder; everything the forward pass depends on besides the parameters.
+
+    The defaults of the later fields are those of a Llama.
+    """
 
     model_type: str
     num_layers: int
     hidden_size: int
     intermediate_size: int
+    """Of a dense MLP."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -63,6 +88,22 @@ class DecoderConfig:
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    qk_norm_width: bool = False
+    """Norm all heads of the queries, and all of the keys, as one vector; False: each head by itself."""
+    norms: Norms = "pre"
+    norm_offset: float = 0.0
+    """Added to every norm's weight."""
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    embed_scale: float = 1.0
+    query_pre_attn_scalar: float | None = None
+    """Scores are divided by its square root; None: by that of head_dim."""
+    sliding_window: int | None = None
+    """Tokens that a query of a sliding layer sees, itself among them."""
+    sliding_layers: tuple[bool, ...] = ()
+    """Of each layer, whether it slides; empty: none does."""
+    local_rope: Rope | None = None
+    """Of the sliding layers, where it is not `rope`."""
+    experts: Experts | None = None
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], *, has_head: bool | None = None) -> "DecoderConfig":
@@ -81,11 +122,11 @@ class DecoderConfig:
                 f"config.json: model_type {model_type!r} is not supported; supported: {', '.join(sorted(FAMILIES))}"
             )
         family = FAMILIES[model_type]
-        _refuse_unknown(raw)
+        raw = _text_config(raw, family)
+        _refuse_unknown(raw, family)
         num_heads, hidden_size, num_layers = (
             _count(raw, key) for key in ("num_attention_heads", "hidden_size", "num_hidden_layers")
         )
-        _refuse_unimplemented(raw, num_layers)
         attention_bias = bool(raw.get("attention_bias", False))
         tied = raw.get("tie_word_embeddings")
         if tied is None:
@@ -95,6 +136,10 @@ class DecoderConfig:
         kv_heads = raw.get("num_key_value_heads") or num_heads
         if num_heads % kv_heads:
             raise LayerwaveError(f"config.json: {num_heads} query heads cannot share {kv_heads} key heads evenly")
+        head_dim = raw.get("head_dim") or hidden_size // num_heads
+        sliding_layers = _sliding_layers(raw, family, num_layers)
+        scalar = raw.get("query_pre_attn_scalar")
+        rope, local_rope = _ropes(raw, family, head_dim)
         return cls(
             model_type=model_type,
             num_layers=num_layers,
@@ -102,17 +147,38 @@ class DecoderConfig:
             intermediate_size=_count(raw, "intermediate_size"),
             num_heads=num_heads,
             num_kv_heads=kv_heads,
-            head_dim=raw.get("head_dim") or hidden_size // num_heads,
+            head_dim=head_dim,
             vocab_size=_count(raw, "vocab_size"),
             max_positions=_count(raw, "max_position_embeddings"),
             norm_eps=_required(raw, "rms_norm_eps"),
-            rope=Rope.from_hf(raw),
+            rope=rope,
             tie_embeddings=bool(tied),
             qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
             o_bias=attention_bias if family.qkv_bias is None else False,
             mlp_bias=bool(raw.get("mlp_bias", False)),
-            qk_norm=family.qk_norm,
+            qk_norm=family.qk_norm is not None,
+            qk_norm_width=family.qk_norm == "width",
+            norms=family.norms,
+            norm_offset=family.norm_offset,
+            activation=_activation(raw),
+            embed_scale=hidden_size**0.5 if family.scaled_embedding else 1.0,
+            query_pre_attn_scalar=None if scalar is None else float(scalar),
+            sliding_window=_count(raw, "sliding_window") if any(sliding_layers) else None,
+            sliding_layers=sliding_layers,
+            local_rope=local_rope if any(sliding_layers) else None,
+            experts=_experts(raw, family),
         )
+
+    def context(self, lengths: Int[np.ndarray, " b"]) -> Int[np.ndarray, " b"]:
+        """Tokens that sequences which begin with so many can grow to.
+
+        That is `max_positions`, or one more than the last length for which the keys in a cache are turned right:
+        LongRoPE turns all tokens of a sequence otherwise once it is longer than the original context.
+        """
+        original = self.rope.original_max_positions
+        if self.rope.kind != "longrope":
+            return np.full_like(lengths, self.max_positions)
+        return np.minimum(np.where(lengths <= original, original + 1, self.max_positions), self.max_positions)
 
 
 def _required(raw: Mapping[str, Any], key: str) -> Any:
@@ -128,30 +194,136 @@ def _count(raw: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _refuse_unknown(raw: Mapping[str, Any]) -> None:
+def _text_config(raw: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
+    """The keys that describe the decoder, with the family's defaults."""
+    if family.nested is not None:
+        text, beside = raw.get("text_config"), dict(raw)
+        if not isinstance(text, Mapping):
+            raise LayerwaveError(
+                f"config.json: text_config is {text!r}, but a {raw['model_type']} model is described there; "
+                "copy the model's own config.json"
+            )
+        for key in ("text_config", *family.nested):
+            beside.pop(key, None)
+        raw = {**beside, **text}
+    return {**family.defaults, **raw}
+
+
+def _refuse_unknown(raw: Mapping[str, Any], family: Family) -> None:
     # Keys with an underscore in front (_name_or_path, _attn_implementation, …) are bookkeeping by convention.
-    unknown = sorted(key for key in set(raw) - _READ - _NEUTRAL - set(_NEUTRAL_IF) if not key.startswith("_"))
+    known = _READ | family.keys | _NEUTRAL | set(_NEUTRAL_IF)
+    unknown = sorted(key for key in set(raw) - known if not key.startswith("_"))
     if unknown:
+        said = ", ".join(f"{key} ({raw[key]!r})" for key in unknown)
         raise LayerwaveError(
-            f"config.json: unknown keys {', '.join(unknown)}; they may change the forward pass, so they are not "
-            "ignored: remove those that do not, in a copy of the checkpoint"
+            f"config.json: unknown keys {said}; they may change the forward pass, so they are not ignored: remove "
+            "those that do not, in a copy of the checkpoint"
         )
     for key, harmless in _NEUTRAL_IF.items():
-        if raw.get(key, harmless) != harmless:
+        if raw.get(key) not in (None, harmless):
             raise LayerwaveError(f"config.json: {key} {raw[key]!r} is not supported; supported: {harmless!r}")
 
 
-def _refuse_unimplemented(raw: Mapping[str, Any], num_layers: int) -> None:
-    if raw.get("hidden_act") != "silu":
-        raise LayerwaveError(f"config.json: hidden_act {raw.get('hidden_act')!r} is not supported; supported: 'silu'")
-    # Qwen2 and Qwen3 name a window in every config and use it only when told to; other files name one to use it.
-    told = False if raw["model_type"].startswith("qwen") else raw.get("sliding_window") is not None
-    if raw.get("use_sliding_window", told):
-        raise LayerwaveError("config.json: sliding-window attention is not supported for this model type")
-    kinds = raw.get("layer_types")
-    if kinds and set(kinds) != {"full_attention"}:
-        raise LayerwaveError(f"config.json: layer_types {sorted(set(kinds))} given; only full_attention is supported")
-    if kinds and len(kinds) != num_layers:
+def _activation(raw: Mapping[str, Any]) -> Literal["silu", "gelu_tanh"]:
+    key = "hidden_activation" if raw.get("hidden_activation") else "hidden_act"
+    names = {raw[key] for key in ("hidden_act", "hidden_activation") if raw.get(key)}
+    if len(names) != 1 or not names <= set(_ACTIVATIONS):
+        said = " and ".join(sorted(map(repr, names))) or repr(None)
+        raise LayerwaveError(f"config.json: {key} {said} is not supported; supported: {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[names.pop()]
+
+
+def _sliding_layers(raw: Mapping[str, Any], family: Family, num_layers: int) -> tuple[bool, ...]:
+    """Of each layer, whether its attention has a window."""
+    window, kinds = raw.get("sliding_window"), raw.get("layer_types")
+    if family.window is None and (window is not None or raw.get("use_sliding_window")):
         raise LayerwaveError(
-            f"config.json: {len(kinds)} layer_types for {num_layers} layers; correct the one that is wrong"
+            f"config.json: sliding_window is {window!r}, but sliding-window attention is not supported for model_type "
+            f"{raw['model_type']}; supported: null"
         )
+    if family.window == "set" and "sliding_window" not in raw:
+        raise LayerwaveError("config.json: the key sliding_window is missing; add it, null if there is none")
+    if family.window == "told" and not raw.get("use_sliding_window"):
+        window = None
+    match family.slides:
+        case "all":
+            slides = [True] * num_layers
+        case "upper":
+            first = _required(raw, "max_window_layers") if window is not None and kinds is None else 0
+            slides = [layer >= first for layer in range(num_layers)]
+        case "periodic":
+            period = _count(raw, "sliding_window_pattern")
+            slides = [(layer + 1) % period != 0 for layer in range(num_layers)]
+    if kinds is not None:
+        unknown = sorted(set(kinds) - {_FULL, _SLIDING})
+        if unknown:
+            raise LayerwaveError(
+                f"config.json: layer_types {unknown} are not supported; supported: {_FULL}, {_SLIDING}"
+            )
+        if len(kinds) != num_layers:
+            raise LayerwaveError(
+                f"config.json: {len(kinds)} layer_types for {num_layers} layers; correct the one that is wrong"
+            )
+        named = [kind == _SLIDING for kind in kinds]
+        if (window is None and any(named)) or (family.slides == "all" and window is not None and not all(named)):
+            raise LayerwaveError(
+                f"config.json: {sum(named)} of {num_layers} layer_types are {_SLIDING}, but a {raw['model_type']} with "
+                f"sliding_window {window!r} slides in {'no layer' if window is None else 'all'}; keep what is right"
+            )
+        slides = named
+    return tuple(slides) if window is not None and any(slides) else ()
+
+
+def _ropes(raw: Mapping[str, Any], family: Family, head_dim: int) -> tuple[Rope, Rope | None]:
+    """The rotation, and that of the sliding layers where the family has one of their own."""
+    described = raw.get("rope_parameters")
+    if family.local_rope is None:
+        found = [Rope.from_hf(raw, family.rope_names), None]
+    else:
+        # Older files give the bases flat, and then a scaling is meant for the full layers only.
+        nested = isinstance(described, Mapping)
+        if nested and not set(described) <= {_FULL, _SLIDING}:
+            raise LayerwaveError(
+                f"config.json: rope_parameters has {sorted(described)}, expected {_FULL} and {_SLIDING}; copy the "
+                "model's own"
+            )
+        parts = [described.get(kind) if nested else None for kind in (_FULL, _SLIDING)]
+        bases = [raw.get("rope_theta"), raw.get("rope_local_base_freq")]
+        if not nested:
+            bases = [base or default for base, default in zip(bases, family.local_rope, strict=True)]
+        scalings = (raw.get("rope_scaling"), None)
+        found = [
+            Rope.from_hf({**raw, "rope_theta": base, "rope_scaling": scaling, "rope_parameters": part})
+            for base, scaling, part in zip(bases, scalings, parts, strict=True)
+        ]
+    for rope in filter(None, found):
+        if rope.partial != 1.0 and not family.partial_rotary:
+            raise LayerwaveError(
+                f"config.json: partial_rotary_factor {rope.partial} is not supported for model_type "
+                f"{raw['model_type']}; supported: 1.0"
+            )
+        pairs = int(head_dim * rope.partial) // 2
+        factors = {"short_factor": len(rope.short_factor), "long_factor": len(rope.long_factor)}
+        if rope.kind == "longrope" and set(factors.values()) != {pairs}:
+            raise LayerwaveError(
+                f"config.json: longrope has {factors} numbers, expected {pairs}, one for each pair of channels that "
+                "turns; copy the model's own"
+            )
+    return found[0], found[1]
+
+
+def _experts(raw: Mapping[str, Any], family: Family) -> Experts | None:
+    if family.experts is None:
+        return None
+    counts = {raw[key] for key in ("num_experts", "num_local_experts") if raw.get(key) is not None}
+    if len(counts) != 1:
+        raise LayerwaveError(
+            f"config.json: num_experts and num_local_experts say {sorted(counts)}, expected one number; keep one"
+        )
+    count, per_token = counts.pop(), _count(raw, "num_experts_per_tok")
+    if per_token > count:
+        raise LayerwaveError(f"config.json: num_experts_per_tok is {per_token}, but there are only {count} experts")
+    if family.experts == "mixtral":
+        return Experts(count, per_token, _count(raw, "intermediate_size"), normalized=True)
+    normalized = bool(_required(raw, "norm_topk_prob"))
+    return Experts(count, per_token, _count(raw, "moe_intermediate_size"), normalized)

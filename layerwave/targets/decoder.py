@@ -8,6 +8,7 @@ call compiles its scan again. Everything computes in the dtype of the parameters
 Letters: `b` sequences, `T` tokens, `S` cache slots, `N` layers, `D` features, `H`/`K` query/key heads, `V` vocabulary.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from layerwave.targets.config import DecoderConfig
+from layerwave.targets.experts import ACTIVATIONS, MixtureOfExperts
 from layerwave.targets.rope import rotate, rotation
 
 PARTITION = {
@@ -92,17 +94,18 @@ class DecoderOutput(NamedTuple):
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square norm, computed in float32 whatever the dtype of its input."""
+    """Root-mean-square norm, computed in float32 whatever the dtype of its input. `offset` is added to the weight."""
 
-    def __init__(self, size: int, eps: float, dtype: DTypeLike):
-        self.scale = nnx.Param(jnp.ones(size, dtype))
+    def __init__(self, size: int, eps: float, dtype: DTypeLike, offset: float = 0.0):
+        self.scale = nnx.Param(jnp.full(size, 1.0 - offset, dtype))
         self.eps = eps
+        self.offset = offset
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         x32 = x.astype(jnp.float32)
         x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
-        scale = self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
-        return scale * x32.astype(x.dtype)
+        scale = self.scale[...].astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))
+        return (x32 * (scale + self.offset)).astype(x.dtype)
 
 
 def matmul_precision(dtype: DTypeLike):
@@ -152,7 +155,7 @@ def masked_attention(mask_bts: Bool[Array, "b #T T"], *before: Keys):
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with rotary positions; optional biases (Qwen2) and query/key norms (Qwen3).
+    """Grouped-query attention with rotary positions; optional biases (Qwen2) and query/key norms (Qwen3, OLMo 2).
 
     `input_size`: of what is projected, where it is not the hidden size (the draft's layer reads two vectors).
     """
@@ -168,23 +171,30 @@ class Attention(nnx.Module):
         self.k_proj = linear(input_size, key_size, config.qkv_bias)
         self.v_proj = linear(input_size, key_size, config.qkv_bias)
         self.o_proj = linear(query_size, config.hidden_size, config.o_bias)
-        self.q_norm = RMSNorm(config.head_dim, config.norm_eps, dtype) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.norm_eps, dtype) if config.qk_norm else None
+        sizes = (query_size, key_size) if config.qk_norm_width else (config.head_dim, config.head_dim)
+        norms = (RMSNorm(size, config.norm_eps, dtype, config.norm_offset) for size in sizes)
+        self.q_norm, self.k_norm = norms if config.qk_norm else (None, None)
+        self.qk_norm_width = config.qk_norm_width
+        # Scores are divided by the square root of head_dim later.
+        self.query_scale = (config.head_dim / (config.query_pre_attn_scalar or config.head_dim)) ** 0.5
 
     def __call__(self, x_btd, turn, attention):
         """`attention`: what the queries see (see `masked_attention`). Returns the output and what it hands on."""
-        q_bthd, k_btkd, v_btkd = (
-            projection(x_btd).reshape(*x_btd.shape[:2], -1, self.head_dim)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        if self.q_norm is not None:
-            q_bthd, k_btkd = self.q_norm(q_bthd), self.k_norm(k_btkd)
-        mixed_bthd, kept = attention(rotate(q_bthd, *turn), rotate(k_btkd, *turn), v_btkd)
+
+        def heads(projection: nnx.Linear, norm: RMSNorm | None = None) -> Float[Array, "b T heads head_dim"]:
+            x = projection(x_btd)
+            x = norm(x) if norm is not None and self.qk_norm_width else x
+            x = x.reshape(*x.shape[:2], -1, self.head_dim)
+            return norm(x) if norm is not None and not self.qk_norm_width else x
+
+        q_bthd, k_btkd, v_btkd = heads(self.q_proj, self.q_norm), heads(self.k_proj, self.k_norm), heads(self.v_proj)
+        q_bthd = rotate(q_bthd, *turn) * self.query_scale
+        mixed_bthd, kept = attention(q_bthd, rotate(k_btkd, *turn), v_btkd)
         return self.o_proj(mixed_bthd.reshape(*x_btd.shape[:2], -1)), kept
 
 
 class MLP(nnx.Module):
-    """SwiGLU."""
+    """Gated linear unit: SwiGLU, or GeGLU (Gemma)."""
 
     def __init__(self, config: DecoderConfig, dtype: DTypeLike, rngs: nnx.Rngs):
         def linear(inputs: int, outputs: int) -> nnx.Linear:
@@ -193,24 +203,42 @@ class MLP(nnx.Module):
         self.gate_proj = linear(config.hidden_size, config.intermediate_size)
         self.up_proj = linear(config.hidden_size, config.intermediate_size)
         self.down_proj = linear(config.intermediate_size, config.hidden_size)
+        self.activation = config.activation
 
     def __call__(self, x_btd: Float[Array, "b T D"]) -> Float[Array, "b T D"]:
-        return self.down_proj(jax.nn.silu(self.gate_proj(x_btd)) * self.up_proj(x_btd))
+        return self.down_proj(ACTIVATIONS[self.activation](self.gate_proj(x_btd)) * self.up_proj(x_btd))
+
+
+# Before and after the attention, before and after the MLP.
+_NORMS = {
+    "pre": ("input_layernorm", None, "post_attention_layernorm", None),
+    "post": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    "both": (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+}
 
 
 class DecoderLayer(nnx.Module):
-    """Attention and MLP, each on a normed copy of the residual stream and added to it."""
+    """Attention and MLP, each added to the residual stream; their inputs, their outputs or both are normed."""
 
     def __init__(self, config: DecoderConfig, dtype: DTypeLike, rngs: nnx.Rngs):
-        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
+        self.norms = config.norms
+        for name in filter(None, _NORMS[config.norms]):
+            setattr(self, name, RMSNorm(config.hidden_size, config.norm_eps, dtype, config.norm_offset))
         self.self_attn = Attention(config, dtype, rngs)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
-        self.mlp = MLP(config, dtype, rngs)
+        self.mlp = MLP(config, dtype, rngs) if config.experts is None else MixtureOfExperts(config, dtype, rngs)
 
     def __call__(self, x_btd, turn, attention):
-        attended, kept = self.self_attn(self.input_layernorm(x_btd), turn, attention)
-        x_btd = x_btd + attended
-        return x_btd + self.mlp(self.post_attention_layernorm(x_btd)), kept
+        into_attention, out_of_attention, into_mlp, out_of_mlp = (
+            (lambda x: x) if name is None else getattr(self, name) for name in _NORMS[self.norms]
+        )
+        attended, kept = self.self_attn(into_attention(x_btd), turn, attention)
+        x_btd = x_btd + out_of_attention(attended)
+        return x_btd + out_of_mlp(self.mlp(into_mlp(x_btd))), kept
 
 
 class Decoder(nnx.Module):
@@ -228,7 +256,7 @@ class Decoder(nnx.Module):
         self.config = config
         self.embed_tokens = embedding()
         self.layers = stacked(rngs)
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, config.norm_offset)
         self.lm_head = None if config.tie_embeddings else embedding()
 
     @property
@@ -251,6 +279,7 @@ class Decoder(nnx.Module):
         positions: Int[Array, "b T"] | None = None,
         mask: Bool[Array, "b T T"] | None = None,
         cache: KVCache | None = None,
+        lengths: Int[Array, " b"] | None = None,
     ) -> DecoderOutput:
         """One forward pass.
 
@@ -261,6 +290,8 @@ class Decoder(nnx.Module):
           tokens: token ids.
           positions: rotary positions; by default 0, 1, … after what the cache holds.
           mask: which of the tokens each of them sees; by default itself and those before it.
+          lengths: tokens of each sequence, for rotations that depend on it (dynamic, longrope); by default all that
+            are there, padding included. With a cache it must not change from call to call.
         """
         batch, length = tokens.shape
         order = jnp.arange(length, dtype=jnp.int32)[None, :]
@@ -269,17 +300,49 @@ class Decoder(nnx.Module):
             positions = start[:, None] + order
         if mask is None:
             mask = jnp.broadcast_to(order <= order.T, (batch, length, length))
-        turn = rotation(positions, self.config.rope.frequencies(self.config.head_dim))
+        if lengths is None:
+            lengths = jnp.full(batch, length, jnp.int32) if cache is None else cache.length + length
+        view = self._view(positions, mask, cache, lengths)
         layer_def, layer_params = nnx.split(self.layers)
 
         def run(x_btd, xs):
-            params, *held = xs
-            before = () if cache is None else (Keys(*held, cache.filled),)
+            params, slides, *held = xs
+            turn, mask, filled = view(slides)
+            before = () if cache is None else (Keys(*held, filled),)
             x_btd, kept = nnx.merge(layer_def, params)(x_btd, turn, masked_attention(mask, *before))
             # Without a cache the keys die here; returning them would keep N x b x T of them alive.
             return x_btd, (x_btd, *((None, None) if cache is None else kept))
 
         held = () if cache is None else (cache.keys, cache.values)
         with matmul_precision(self.dtype):
-            x_btd, (states, keys, values) = jax.lax.scan(run, self.embed_tokens(tokens), (layer_params, *held))
+            embedded = self.embed_tokens(tokens) * self.config.embed_scale
+            slides = jnp.array(self.config.sliding_layers or [False] * self.config.num_layers)
+            x_btd, (states, keys, values) = jax.lax.scan(run, embedded, (layer_params, slides, *held))
         return DecoderOutput(states, self.norm(x_btd), keys, values)
+
+    def _view(self, positions, mask, cache, lengths):
+        """Rotation and masks of a layer (of the new tokens, and of the cache's slots), as a function of whether it
+        slides.
+
+        A window counts positions and not slots: nodes of a tree lie behind each other, and next to each other.
+        """
+        config, filled = self.config, None if cache is None else cache.filled
+        full = rotation(positions, config.rope, config.head_dim, lengths), mask, filled
+        if not any(config.sliding_layers):
+            return lambda slides: full
+
+        def near(held):
+            return positions[:, :, None] - held[:, None, :] < config.sliding_window
+
+        if cache is not None:
+            slots = jnp.arange(filled.shape[2], dtype=jnp.int32)[None, :]
+            full = *full[:2], jnp.broadcast_to(filled, (*tuple(positions.shape), slots.shape[1]))
+            filled = filled & near(slots)
+        local = (
+            rotation(positions, config.local_rope or config.rope, config.head_dim, lengths),
+            mask & near(positions),
+            filled,
+        )
+        if all(config.sliding_layers):
+            return lambda slides: local
+        return lambda slides: jax.tree.map(partial(jnp.where, slides), local, full)

@@ -1,7 +1,7 @@
 """Rotary position embedding: its frequencies, and how it turns queries and keys."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,22 @@ from jaxtyping import Array, Float, Float32, Int
 
 from layerwave.errors import LayerwaveError
 
+_ORIGINAL = "original_max_position_embeddings"
+# What each kind of scaling needs, and what it takes besides.
 _REQUIRED = {
     "default": (),
     "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL),
+    "yarn": ("factor", _ORIGINAL),
+    "longrope": ("short_factor", "long_factor", _ORIGINAL),
 }
+_OPTIONAL = {
+    "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    "longrope": ("factor", "attention_factor"),
+}
+# Keys that some files give beside rope_scaling and not in it.
+_OUTSIDE = ("rope_theta", "partial_rotary_factor", _ORIGINAL)
 
 
 @dataclass(frozen=True)
@@ -28,10 +39,27 @@ class Rope:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 1.0
     original_max_positions: int = 0
+    partial: float = 1.0
+    """Fraction of the channels that turns; the rest passes."""
+    attention_factor: float = 1.0
+    """Of cosine and sine; so queries and keys grow by it, and scores by its square."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factor: Sequence[float] = ()
+    """One number for each pair of channels, for sequences within the original context; kept as a tuple."""
+    long_factor: Sequence[float] = ()
+    """The same for longer ones."""
+
+    def __post_init__(self) -> None:
+        for name in ("short_factor", "long_factor"):  # JSON gives lists
+            object.__setattr__(self, name, tuple(float(factor) for factor in getattr(self, name)))
 
     @classmethod
-    def from_hf(cls, raw: Mapping[str, Any]) -> "Rope":
+    def from_hf(cls, raw: Mapping[str, Any], names: Mapping[str, str] | None = None) -> "Rope":
         """Reads `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (transformers 4).
+
+        `names`: what a family's files call a kind, where it is not the kind's own name.
 
         Raises:
           LayerwaveError: no base, values that contradict each other, an unknown scaling, or one with a field missing.
@@ -39,14 +67,15 @@ class Rope:
         spellings = [raw[key] for key in ("rope_scaling", "rope_parameters") if raw.get(key)]
         if not all(isinstance(spelling, Mapping) for spelling in spellings):
             raise LayerwaveError("config.json: rope_scaling and rope_parameters must be objects; copy the model's own")
-        named = [_named(spelling) for spelling in spellings]
+        named = [_named(spelling) for spelling in [{key: raw.get(key) for key in _OUTSIDE}, *spellings]]
         parameters = {key: value for spelling in named for key, value in spelling.items()}
-        contradicted = [key for spelling in named for key, value in spelling.items() if parameters[key] != value]
-        base = raw.get("rope_theta")
-        if contradicted or parameters.setdefault("rope_theta", base) != (base or parameters["rope_theta"]):
-            contradicted = contradicted or ["rope_theta"]
-            raise LayerwaveError(f"config.json gives two different values of {', '.join(contradicted)}; keep one")
-        theta, kind = parameters.pop("rope_theta"), parameters.pop("rope_type", "default")
+        contradicted = {key for spelling in named for key, value in spelling.items() if parameters[key] != value}
+        if contradicted:
+            raise LayerwaveError(
+                f"config.json gives two different values of {', '.join(sorted(contradicted))}; keep one"
+            )
+        theta, kind = parameters.pop("rope_theta", None), parameters.pop("rope_type", "default")
+        kind, partial = (names or {}).get(kind, kind), float(parameters.pop("partial_rotary_factor", 1.0))
         if theta is None:
             raise LayerwaveError(
                 "config.json has no rope_theta; give the one the model was trained with (Llama 2: 10000.0), at the "
@@ -54,29 +83,67 @@ class Rope:
             )
         if kind not in _REQUIRED:
             raise LayerwaveError(f"config.json: rope type {kind!r} is not supported; supported: {', '.join(_REQUIRED)}")
+        if _ORIGINAL not in _REQUIRED[kind] and not any(_ORIGINAL in spelling for spelling in named[1:]):
+            parameters.pop(_ORIGINAL, None)  # Phi-3 gives it in every file
+        takes = (*_REQUIRED[kind], *_OPTIONAL.get(kind, ()))
         missing = [key for key in _REQUIRED[kind] if key not in parameters]
-        extra = sorted(set(parameters) - set(_REQUIRED[kind]))
+        extra = sorted(set(parameters) - set(takes))
         if missing or extra:
             raise LayerwaveError(
-                f"config.json: rope type {kind!r} takes {list(_REQUIRED[kind])}; missing {missing}, not known {extra}"
+                f"config.json: rope type {kind!r} takes {list(takes)}; missing {missing}, not known {extra}"
             )
-        original = int(parameters.pop("original_max_position_embeddings", 0))
-        factors = {key: float(value) for key, value in parameters.items()}
-        return cls(float(theta), kind, **factors, original_max_positions=original)
+        original = int(parameters.pop(_ORIGINAL, 0))
+        if kind == "dynamic":
+            original = int(raw["max_position_embeddings"])
+        if kind == "longrope":
+            parameters.setdefault("factor", raw["max_position_embeddings"] / original)
+        scales = {key: parameters.pop(key, None) for key in ("attention_factor", "mscale", "mscale_all_dim")}
+        attention = _attention_factor(kind, float(parameters.get("factor", 1.0)), original, **scales)
+        return cls(
+            float(theta),
+            kind,
+            **{key: _numbers(value) for key, value in parameters.items()},
+            original_max_positions=original,
+            partial=partial,
+            attention_factor=attention,
+        )
 
-    def frequencies(self, head_dim: int) -> Float32[np.ndarray, " half"]:
-        """Angle per position of each pair of channels, radians; `head_dim // 2` of them.
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether a longer sequence turns its first tokens differently, too."""
+        return self.kind in ("dynamic", "longrope")
+
+    def frequencies(
+        self, head_dim: int, lengths: Int[Array, " b"] | None = None
+    ) -> Float32[Array | np.ndarray, "#b half"]:
+        """Angle per position of each pair of channels, radians; one row for all sequences, or one for each.
 
         Computed in float32 in the order the reference implementation uses, because an error of one unit in the last
         place is multiplied by the position.
+
+        Args:
+          lengths: tokens of each sequence. Only `depends_on_length` asks for them.
         """
-        exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-        frequency = np.float32(1.0) / (np.float32(self.theta) ** exponent)
-        if self.kind == "linear":
-            return frequency / np.float32(self.factor)
-        if self.kind == "llama3":
-            return self._llama3(frequency)
-        return frequency
+        dim = int(head_dim * self.partial)
+        exponent = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+        wavelength = np.float32(self.theta) ** exponent
+        frequency = np.float32(1.0) / wavelength
+        match self.kind:
+            case "linear":
+                frequency = frequency / np.float32(self.factor)
+            case "llama3":
+                frequency = self._llama3(frequency)
+            case "yarn":
+                frequency = self._yarn(wavelength)
+            case "dynamic":
+                return self._dynamic(exponent, dim, lengths)
+            case "longrope":
+                short, long = (
+                    np.float32(1.0) / (np.asarray(factors, np.float32) * wavelength)
+                    for factors in (self.short_factor, self.long_factor)
+                )
+                return jnp.where((lengths > self.original_max_positions)[:, None], long[None], short[None])
+        return frequency[None]
 
     def _llama3(self, frequency: Float32[np.ndarray, " half"]) -> Float32[np.ndarray, " half"]:
         """Llama 3.1: long wavelengths are slowed by `factor`, short ones kept, those between interpolated."""
@@ -85,18 +152,70 @@ class Rope:
         keep = np.clip(keep, 0.0, 1.0).astype(np.float32)
         return keep * frequency + (1 - keep) * frequency / np.float32(self.factor)
 
+    def _yarn(self, wavelength: Float32[np.ndarray, " half"]) -> Float32[np.ndarray, " half"]:
+        """YaRN (arXiv 2309.00071): channels that turn `beta_fast` times within the original context are kept, those
+        that turn less than `beta_slow` times slowed by `factor`, with a ramp over the channels between them."""
+
+        def channel(turns: float) -> float:
+            return half * math.log(self.original_max_positions / (turns * 2 * math.pi)) / math.log(self.theta)
+
+        half = len(wavelength)
+        low, high = channel(self.beta_fast), channel(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, 2 * half - 1)
+        ramp = (np.arange(half, dtype=np.float32) - low) / (high - low if high > low else 0.001)
+        slowed = np.clip(ramp, 0.0, 1.0).astype(np.float32)
+        kept, stretched = np.float32(1.0) / wavelength, np.float32(1.0) / (np.float32(self.factor) * wavelength)
+        return stretched * slowed + kept * (1 - slowed)
+
+    def _dynamic(
+        self, exponent: Float32[np.ndarray, " half"], dim: int, lengths: Int[Array, " b"]
+    ) -> Float32[Array, "b half"]:
+        """Dynamic NTK: beyond the original context the base grows with the sequence's length."""
+        seen = jnp.maximum(lengths, self.original_max_positions).astype(jnp.float32)
+        stretch = self.factor * seen / self.original_max_positions - (self.factor - 1)
+        base = self.theta * stretch ** (dim / (dim - 2))
+        return 1.0 / base[:, None] ** jnp.asarray(exponent)[None]
+
 
 def _named(spelling: Mapping[str, Any]) -> dict[str, Any]:
-    """One spelling with the newer name of the scaling's kind."""
-    return {"rope_type" if key == "type" else key: value for key, value in spelling.items()}
+    """One spelling with the newer name of the scaling's kind; a null counts as absent."""
+    return {"rope_type" if key == "type" else key: value for key, value in spelling.items() if value is not None}
+
+
+def _numbers(value: Any) -> bool | float | tuple[float, ...]:
+    if isinstance(value, list | tuple):
+        return tuple(float(x) for x in value)
+    return value if isinstance(value, bool) else float(value)
+
+
+def _attention_factor(
+    kind: str,
+    factor: float,
+    original: int,
+    attention_factor: float | None,
+    mscale: float | None,
+    mscale_all_dim: float | None,
+) -> float:
+    """Of YaRN and LongRoPE, whose papers derive it from `factor` where the file does not say it."""
+    if attention_factor is not None:
+        return float(attention_factor)
+    if factor <= 1 or kind not in ("yarn", "longrope"):
+        return 1.0
+    if kind == "longrope":
+        return math.sqrt(1 + math.log(factor) / math.log(original))
+    scale, scale_all = (mscale, mscale_all_dim) if mscale and mscale_all_dim else (1.0, 0.0)
+    return (0.1 * scale * math.log(factor) + 1) / (0.1 * scale_all * math.log(factor) + 1)
 
 
 def rotation(
-    positions: Int[Array, "b T"], frequencies: Float32[np.ndarray, " half"]
+    positions: Int[Array, "b T"], rope: Rope, head_dim: int, lengths: Int[Array, " b"] | None = None
 ) -> tuple[Float32[Array, "b T 1 half"], Float32[Array, "b T 1 half"]]:
     """Cosine and sine of every position's angles, float32; the singleton axis is for the heads."""
-    angle = positions[..., None, None].astype(jnp.float32) * jnp.asarray(frequencies)[None, None, None, :]
-    return jnp.cos(angle), jnp.sin(angle)
+    frequencies = jnp.asarray(rope.frequencies(head_dim, lengths))
+    angle = positions[..., None, None].astype(jnp.float32) * frequencies[:, None, None, :]
+    return rope.attention_factor * jnp.cos(angle), rope.attention_factor * jnp.sin(angle)
 
 
 def rotate(
@@ -104,7 +223,8 @@ def rotate(
     cosine: Float32[Array, "b T 1 half"],
     sine: Float32[Array, "b T 1 half"],
 ) -> Float[Array, "b T heads head_dim"]:
-    """Turns channel `i` with channel `i + half` by the position's angle, in float32."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    """Turns channel `i` with channel `i + half` by the position's angle, in float32; channels behind them pass."""
+    half = cosine.shape[-1]
+    first, second, rest = jnp.split(x.astype(jnp.float32), [half, 2 * half], axis=-1)
+    turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine, rest], axis=-1)
     return turned.astype(x.dtype)

@@ -79,7 +79,7 @@ def read_config(name: str | Path) -> DecoderConfig:
 def _describe(name: str | Path) -> tuple[Path, TensorFiles, DecoderConfig]:
     directory = _find(str(name))
     tensors = TensorFiles.open(directory)
-    config = DecoderConfig.from_hf(_read_json(directory / "config.json"), has_head="lm_head.weight" in tensors.files)
+    config = DecoderConfig.from_hf(_read_json(directory / "config.json"), has_head=tensors.has_head)
     return directory, tensors, config
 
 

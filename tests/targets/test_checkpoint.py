@@ -130,7 +130,7 @@ def test_index_that_names_an_absent_shard(checkpoint):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; supported: llama, qwen2, qwen3"),
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; supported: gemma3, gemma3_text, llama, mistral"),
         ({"rms_norm_eps": None}, "the key rms_norm_eps is missing"),
         ({"rope_parameters": None}, "no rope_theta"),
         ({"rope_theta": 10000.0}, "two different values of rope_theta"),
@@ -140,14 +140,32 @@ def test_index_that_names_an_absent_shard(checkpoint):
         ({"num_hidden_layers": "3"}, "num_hidden_layers is '3'"),
         ({"num_key_value_heads": 3}, "4 query heads cannot share 3 key heads"),
         ({"model_type": ["qwen3"]}, "is not supported"),
-        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0}}, "rope type 'yarn'"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "rope_type": "su"}},
+            "rope type 'su' is not supported; supported: def",
+        ),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0}}, r"missing \['original_max_pos"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0, "beta": 1}},
+            "not known .'beta'",
+        ),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear"}}, r"missing \['factor'\]"),
-        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "not known .'partial_rotary_factor'"),
-        ({"use_sliding_window": True}, "sliding-window"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor 0.5 is not supp",
+        ),
+        (
+            {"use_sliding_window": True, "sliding_window": 8, "layer_types": None},
+            "the key max_window_layers is missing",
+        ),
+        ({"model_type": "llama", "sliding_window": 8}, "sliding_window is 8, but sliding-window attention is not"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"attn_logit_softcapping": 50.0}, "unknown keys attn_logit_softcapping"),
+        ({"hidden_activation": "gelu_pytorch_tanh"}, "unknown keys hidden_activation .'gelu_pytorch_tanh'."),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0 is not supported; supported: None"),
+        ({"clip_qkv": 8.0}, r"unknown keys clip_qkv \(8.0\); they may change the forward pass"),
         ({"tie_word_embeddings": None}, "tie_word_embeddings is missing"),
-        ({"layer_types": ["sliding_attention"] * 3}, "only full_attention"),
+        ({"layer_types": ["sliding_attention"] * 3}, "3 of 3 layer_types are sliding_attention, but a qwen3 with"),
+        ({"layer_types": ["linear_attention"] * 3}, "layer_types .'linear_attention'. are not supported"),
         ({"layer_types": ["full_attention"] * 2}, "2 layer_types for 3 layers"),
     ],
 )
