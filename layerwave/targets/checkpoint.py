@@ -135,7 +135,7 @@ class Parameter:
         index = tuple(slice(*cut.indices(size)) for cut, size in zip(index, self.whole, strict=True))
         part = _aligned([cut.stop - cut.start for cut in index], np.dtype(dtype))
         outer, inner = index[: len(self.stack)], index[len(self.stack) :]
-        names = np.array(self.tensors, object).reshape(self.stack)[outer].ravel()
+        names = np.asarray(np.array(self.tensors, object).reshape(self.stack)[outer], object).ravel()
         first, *rest = inner[::-1] if self.transposed else inner
         begin = self.rows[0] if self.rows else 0
         inner = (slice(begin + first.start, begin + first.stop), *rest)
@@ -302,7 +302,7 @@ def partition(p: Parameter, config: DecoderConfig, mesh: Mesh) -> tuple[str | No
     *modules, leaf = p.path
     side, pieces = PARTITION.get(modules[-1], (None, None))
     matrix = leaf in ("kernel", "embedding")
-    if side and getattr(config, pieces) % mesh.shape[MODEL] == 0:
+    if side and (config.experts.size if "experts" in modules else getattr(config, pieces)) % mesh.shape[MODEL] == 0:
         if side == "columns":
             spec[-1] = MODEL
         elif matrix:

@@ -85,9 +85,10 @@ def mixed():
 
 
 @nnx.jit
-def states_of(decoder, tokens, **options):
-    output = decoder(tokens, **options)
-    return output.states, output.cache
+def states_of(decoder, tokens, cache=None, **options):
+    output = decoder(tokens, cache=cache, **options)
+    counts = jnp.full(len(tokens), tokens.shape[1], jnp.int32)
+    return output.states, cache and cache.extended(output.keys, output.values, counts)
 
 
 def tokens_of(shape, seed=0):
@@ -147,15 +148,14 @@ def test_a_window_with_a_cache_is_that_without(mixed):
 def test_a_window_over_a_tree_counts_positions_and_not_slots(mixed):
     """Nodes of three branches, whose slots lie further apart than their positions."""
     prefix, nodes = tokens_of((1, 9), seed=5), tokens_of((1, 8), seed=6)
-    parents, slots, cached = [None, 0, 0, 0, 1, 2, 4, 6], 9 + 8, KVCache.empty(MIXED, 1, 17, jnp.float32)
+    parents, cached = [None, 0, 0, 0, 1, 2, 4, 6], KVCache.empty(MIXED, 1, 17, jnp.float32)
     _, cached = states_of(mixed, prefix, cache=cached)
     paths = []
     for node, parent in enumerate(parents):
         paths.append([*(paths[parent] if node else []), node])
-    mask = np.zeros((1, 8, slots), bool)
-    mask[:, :, :9] = True
+    mask = np.zeros((1, 8, 8), bool)
     for node, path in enumerate(paths):
-        mask[0, node, [9 + i for i in path]] = True
+        mask[0, node, path] = True
     positions = jnp.asarray([[8 + len(path) for path in paths]], jnp.int32)
     states, _ = states_of(mixed, nodes, positions=positions, mask=jnp.asarray(mask), cache=cached)
     rows = np.zeros((8, 9 + max(map(len, paths))), np.int32)
