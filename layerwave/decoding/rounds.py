@@ -173,4 +173,3 @@ def _until_end(
     ends = request.ends[tokens] & (order < counts[:, None])
     ended = ends.any(axis=1)
     return jnp.where(ended, jnp.argmax(ends, axis=1).astype(jnp.int32) + 1, counts), ended
-

@@ -114,7 +114,6 @@ def test_the_root_alone():
     assert not tree.depths.any()
 
 
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
