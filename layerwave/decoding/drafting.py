@@ -79,7 +79,7 @@ class Drafter:
     def propose(self, state: DraftState, root: Int32[Array, " b"], settings: TreeSettings) -> Tree:
         """Grows a tree behind the verified positions; `root` is the token at the next one."""
         batch, k = root.shape[0], settings.top_k
-        nodes = k * (settings.depth - 1)
+        nodes = k * max(1, settings.depth - 1)  # at depth 1 none is expanded, but one level is traced
         verified = _verified(state.cache)
         itself = jnp.broadcast_to(jnp.eye(k, dtype=bool)[None], (batch, k, k))
 

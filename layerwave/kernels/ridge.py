@@ -1,4 +1,4 @@
-"""Predicted acceptance: how often the target would accept the tokens of the best linear draft (method.md, 8).
+"""Predicted acceptance: how often the target would accept the tokens of the best linear draft.
 
 The draft reads the embedding of the next token and the concatenated states of a layer set, and is a ridge regression on
 what the target's head reads one token later. Grams add, so that a set costs sums of `n x n` matrices and one Cholesky
@@ -114,7 +114,7 @@ def set_acceptance(
     Raises `LayerwaveError` for an empty set, a batch of fewer than 1 set and, where sets are not traced, for a layer
     out of range or repeated in a set. A singular problem has NaN or a large `residual`.
 
-    Source: ours (method.md, 8).
+    Source: ours.
     """
     check_sets(sets, problem.grams.shape[0])
     if batch < 1:

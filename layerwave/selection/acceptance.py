@@ -1,6 +1,6 @@
 """Predicted acceptance of layer sets: the best linear draft in closed form, fitted and scored on the token sample.
 
-What is decided here, beside the definition in method.md, 8: the ridge `λ` is the one of greatest acceptance at the
+What is decided here, beside the definition in `kernels/ridge.py`: the ridge `λ` is that of greatest acceptance at the
 positions of a quarter of the fitting samples, for a fit on the others. (The λ of least squared error is ten times as
 great and costs up to 0.02 of α̂ on real targets, as much as sets differ.) Then all fitting positions are fitted again.
 """
@@ -103,10 +103,13 @@ def predicted_acceptance(
             states that are not finite or all zero (the layer is named), a vocabulary that holds less than half of
             the target's probability, sets as in `elsi`, a set whose draft float32 cannot fit.
 
-    Source: ours (method.md, 8).
+    Source: ours.
     """
     if weighting not in ("raw", "trace"):
         raise LayerwaveError(f"unknown weighting {weighting!r}: choose raw or trace")
+    sets = list(sets)
+    if not all(isinstance(layers, Iterable) for layers in sets):
+        raise LayerwaveError(f"sets is {sets}, but each set has to be a list of layers: write [{sets}] for one")
     asked = [check_layers(layers, calibration.num_layers) for layers in sets]
     scorer = _scorer(calibration)
     scores = scorer.scores(asked, weighting)

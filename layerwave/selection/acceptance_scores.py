@@ -21,7 +21,7 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class ScoredSet:
-    """A layer set with its predicted acceptance α̂ (method.md, 8)."""
+    """A layer set with its predicted acceptance α̂."""
 
     layers: Layers
     value: float

@@ -79,7 +79,7 @@ def grow(score: Score, proposed: Bool[np.ndarray, "M N"], level: Level, beam: in
 def beam_search(
     score: Score, propose: Proposal, num_layers: int, size: int, beam: int, expand: int, num_problems: int = 1
 ) -> tuple[list[Level], Level]:
-    """The levels of all depths, and the choice of every problem (method.md, 6)."""
+    """The levels of all depths, and the choice of every problem."""
     singles = seeds(score, num_layers, num_problems)
     levels = [singles.best(beam)]
     while len(levels) < size:
@@ -153,7 +153,7 @@ def elsi(
     objective: Literal["max", "min"] = "max",
     criterion: str | Criterion = "entropy",
 ) -> Selection:
-    """ELSI: the layer set of greatest matrix entropy, by beam search (paper section 4, method.md 6).
+    """ELSI: the layer set of greatest matrix entropy, by beam search (paper section 4).
 
     Args:
         calibration: block-averaged states of the N layers.

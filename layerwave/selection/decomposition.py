@@ -1,4 +1,4 @@
-"""The score of a set, split into informativeness and diversity (method.md, 2)."""
+"""The score of a set, split into informativeness and diversity."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ class Decomposition:
 
 
 def decompose(calibration: Calibration, layers: Iterable[SupportsIndex], *, weighting: str = "raw") -> Decomposition:
-    """Splits `S_1` of a layer set into informativeness and diversity (method.md, 2).
+    """Splits `S_1` of a layer set into informativeness and diversity.
 
     Args:
         calibration: block-averaged states of the N layers.

@@ -1,4 +1,4 @@
-"""Where the fixed rules stand: among all sets of their size, and against the last beam of a search (method.md, 6)."""
+"""Where the fixed rules stand: among all sets of their size, and against the last beam of a search."""
 
 from dataclasses import dataclass
 

@@ -66,7 +66,7 @@ def check_layers(layers: Iterable, num_layers: int) -> tuple[int, ...]:
 def ranking(
     scores: Float[np.ndarray, "M"], sets: Integer[np.ndarray, "M m"], groups: Integer[np.ndarray, "M"] | None = None
 ) -> Int[np.ndarray, "M"]:
-    """Order of sets, best first: greater score, then the lexicographically smaller set (method.md, 6).
+    """Order of sets, best first: greater score, then the lexicographically smaller set.
 
     Scores stand in one tier with the next greater score when they differ by at most `TIE`. With `groups`, whole groups
     follow each other in ascending order, each ranked by itself.

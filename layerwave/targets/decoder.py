@@ -270,7 +270,9 @@ class Decoder(nnx.Module):
     def logits(self, normed: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Next-token logits of final-normed states, float32."""
         with matmul_precision(self.dtype):
-            return jnp.einsum("...d,vd->...v", normed, self.head_weight(), preferred_element_type=jnp.float32)
+            # The table first: with a few tokens on a CPU, half the time that it takes as the second factor.
+            logits = jnp.einsum("vd,...d->v...", self.head_weight(), normed, preferred_element_type=jnp.float32)
+            return jnp.moveaxis(logits, 0, -1)
 
     def __call__(
         self,

@@ -184,6 +184,14 @@ def test_a_chain_and_its_compilations(target, plain, drafts):
     assert rounds._cache_size() == before + 1
 
 
+def test_a_tree_of_one_level(target, plain, drafts):
+    """Nothing is expanded: the children of the root are all that is drafted."""
+    for tree in (TreeSettings(2, 1, 1), TreeSettings(4, 1, 3)):
+        found = decode(target.decoder, PROMPTS, GREEDY, KEY, drafts["often"], tree)
+        assert tokens_of(found) == plain[GREEDY]
+        assert sum(continuation.accepted[1] for continuation in found) > 0
+
+
 def test_batch_mates_do_not_matter(target, plain, drafts):
     together = decode(target.decoder, PROMPTS, GREEDY, KEY, drafts["often"], TREE)
     for i in (0, 5):

@@ -524,6 +524,7 @@ def test_a_ridge_at_the_edge_is_warned_of(tokens, caplog):
         ([(1, 4)], "layer 4 is out of range"),
         ([(1,), (2, 2)], "layer 2 is repeated"),
         ([()], "layer set is empty"),
+        (iter([1, 2, 3]), r"sets is \[1, 2, 3\], but each set has to be a list of layers: write \[\[1, 2, 3\]\]"),
     ],
 )
 def test_sets_that_are_none(calibration, sets, match):
