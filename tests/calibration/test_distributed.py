@@ -153,7 +153,7 @@ def run_processes(number, out, data, cache, dying=None):
         for k in range(number)
     ]
     try:
-        said = [process.communicate(timeout=180) for process in started]
+        said = [process.communicate(timeout=300) for process in started]
     finally:
         for process in started:
             process.kill()
