@@ -20,7 +20,7 @@ _ROOMS = {
         "block_matrix block_sums cka conditional_cka eigenvalues gram gram_table matrix_entropy set_entropy sink_mask "
         "token_entropy top_fraction transitions"
     ),
-    "targets": "Decoder DecoderConfig Target load_target",
+    "targets": "Decoder DecoderConfig Target load_target make_mesh",
     "calibration": "Calibration CalibrationSettings calibrate read_conversations",
     "selection": (
         "AcceptanceScores Selection SelectionSettings acceptance_study baseline baselines beam_overlap cka_floor "

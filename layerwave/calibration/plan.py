@@ -31,8 +31,8 @@ class Plan:
     """Bytes that a calibration needs.
 
     On each device: parameters, activations of a batch of `batch_tokens`, sums of blocks of the pools and of the
-    replicates. On the host: both sums once they have left the device, the token sample, and the largest parameter on
-    its way to the device.
+    replicates. On the host: both sums twice when they have left the devices, the token sample, and the largest
+    parameter on its way to them.
     """
 
     mesh: str
@@ -42,6 +42,7 @@ class Plan:
     activations: int
     pools: int
     replicates: int
+    sums: int
     token_sample: int
     largest_parameter: int
     device_memory: int | None
@@ -55,8 +56,8 @@ class Plan:
 
     @property
     def host(self) -> int:
-        own = 2 * (self.pools + self.replicates) + self.token_sample
-        return own + (self.devices * self.device if self.device_memory is None else self.largest_parameter)
+        placed = self.largest_parameter if self.device_memory is not None else self.devices * self.device
+        return self.sums + self.token_sample + placed
 
     @property
     def fits(self) -> bool:
@@ -116,9 +117,9 @@ def _planner(
     host_memory: int | None,
 ) -> Callable[[int], Plan]:
     item, model = jnp.dtype(dtype).itemsize, 1 if mesh is None else mesh.shape[MODEL]
+    whole = {p: item * prod(p.whole) for p in abstract_parameters(config)}
     sizes = [
-        item * prod(p.whole) // (model if mesh is not None and MODEL in partition(p, config, mesh) else 1)
-        for p in abstract_parameters(config)
+        size // (model if mesh is not None and MODEL in partition(p, config, mesh) else 1) for p, size in whole.items()
     ]
     widened = 2 if item == 2 and device_memory is None else 0  # XLA computes in float32 on the CPU
     accumulator = 4 * config.num_layers * settings.block * _cut(config.hidden_size, model)
@@ -139,8 +140,9 @@ def _planner(
             activations=activations + widened * sum(sizes),
             pools=copies * len(POOLS) * accumulator,
             replicates=copies * accumulators * accumulator,
+            sums=2 * 4 * (len(POOLS) + accumulators) * config.num_layers * settings.block * config.hidden_size,
             token_sample=token_sample_bytes(config.num_layers, config.hidden_size, settings),
-            largest_parameter=max(sizes),
+            largest_parameter=max(whole.values()),
             device_memory=device_memory,
             host_memory=host_memory,
         )

@@ -299,14 +299,11 @@ def _equal(tensors: TensorFiles, first: str, second: str, rows: int = 4096) -> b
 def partition(p: Parameter, config: DecoderConfig, mesh: Mesh) -> tuple[str | None, ...]:
     """The axes of a mesh on which each axis of a decoder's parameter lies, by `decoder.PARTITION`."""
     spec: list[str | None] = [None] * len(p.whole)
-    *modules, leaf = p.path
-    side, pieces = PARTITION.get(modules[-1], (None, None))
-    matrix = leaf in ("kernel", "embedding")
-    if side and (config.experts.size if "experts" in modules else getattr(config, pieces)) % mesh.shape[MODEL] == 0:
-        if side == "columns":
-            spec[-1] = MODEL
-        elif matrix:
-            spec[-2] = MODEL
+    *_, module, leaf = p.path
+    side, heads = PARTITION.get(module, (None, None))
+    axis = {"columns": -1, "rows": -2 if leaf in ("kernel", "embedding") else None}.get(side)
+    if axis is not None and (getattr(config, heads) if heads else p.whole[axis]) % mesh.shape[MODEL] == 0:
+        spec[axis] = MODEL
     return tuple(spec)
 
 

@@ -22,19 +22,19 @@ from layerwave.targets.experts import ACTIVATIONS, MixtureOfExperts
 from layerwave.targets.rope import rotate, rotation
 
 PARTITION = {
-    "embed_tokens": ("rows", "vocab_size"),
-    "lm_head": ("rows", "vocab_size"),
+    "embed_tokens": ("rows", None),
+    "lm_head": ("rows", None),
     "q_proj": ("columns", "num_heads"),
     "k_proj": ("columns", "num_kv_heads"),
     "v_proj": ("columns", "num_kv_heads"),
     "o_proj": ("rows", "num_heads"),
-    "gate_proj": ("columns", "intermediate_size"),
-    "up_proj": ("columns", "intermediate_size"),
-    "down_proj": ("rows", "intermediate_size"),
+    "gate_proj": ("columns", None),
+    "up_proj": ("columns", None),
+    "down_proj": ("rows", None),
 }
-"""Which side of a module's matrix a mesh's `model` axis cuts, and into what (a field of the config): columns give the
-pieces, rows take them. Modules that are not here are whole on every device, and so are those whose number of pieces the
-axis does not divide, such as 2 key heads among 4 devices."""
+"""Which side of a module's matrix a mesh's `model` axis cuts: columns make pieces, rows take them. The pieces are
+heads, whose number is this field of the config, or single rows and columns. Modules that are not here are whole on
+every device, and so are those whose number of pieces the axis does not divide, such as 2 key heads among 4 devices."""
 
 
 class KVCache(NamedTuple):

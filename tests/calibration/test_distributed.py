@@ -140,6 +140,7 @@ def run_processes(number, out, data, cache, dying=None):
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
     started = [
         subprocess.Popen(
@@ -152,7 +153,7 @@ def run_processes(number, out, data, cache, dying=None):
         for k in range(number)
     ]
     try:
-        said = [process.communicate(timeout=180) for process in started]
+        said = [process.communicate(timeout=300) for process in started]
     finally:
         for process in started:
             process.kill()
@@ -164,31 +165,31 @@ def committed(ended):
     return sorted(line[1] for line in lines if line[0] == "committed" and line[1].startswith("part"))
 
 
-def test_two_and_four_processes_killed_and_resumed(alone, tmp_path):
+def test_two_processes_and_four_that_resume_a_killed_job(alone, tmp_path):
     data = tmp_path / "texts.jsonl"
     data.write_text("".join(f'{{"text": "{row["text"]}"}}\n' for row in ROWS))
-    two, four = tmp_path / "two.safetensors", tmp_path / "four.safetensors"
+    whole, killed = tmp_path / "whole.safetensors", tmp_path / "killed.safetensors"
     parts = [f"part-{shard:05}.safetensors" for shard in range(9)]
 
-    ended = run_processes(2, two, data, tmp_path / "cache")
+    ended = run_processes(2, whole, data, tmp_path / "cache")
     assert [code for code, _, _ in ended] == [0, 0], ended
     assert committed(ended) == parts
 
-    ended = run_processes(4, four, data, tmp_path / "cache", dying=3)
+    ended = run_processes(2, killed, data, tmp_path / "cache", dying=1)
     codes = [code for code, _, _ in ended]
-    assert codes[3] == -9
-    assert 0 not in codes, ended
+    assert codes[1] == -9
+    assert codes[0] != 0, ended
     before = committed(ended)
-    assert parts[3] in before
-    assert parts[7] not in before
-    assert not four.exists()
+    assert parts[1] in before
+    assert parts[3] not in before
+    assert not killed.exists()
 
-    ended = run_processes(4, four, data, tmp_path / "cache")
+    ended = run_processes(4, killed, data, tmp_path / "cache")
     assert [code for code, _, _ in ended] == [0] * 4, ended
     assert committed(ended) == sorted(set(parts) - set(before))
-    assert sorted(path.name for path in tmp_path.glob("*.safetensors*")) == [four.name, two.name]
+    assert sorted(path.name for path in tmp_path.glob("*.safetensors*")) == [killed.name, whole.name]
 
-    resumed = Calibration.load(four)
-    assert_same(resumed, Calibration.load(two), 0)
+    resumed = Calibration.load(killed)
+    assert_same(resumed, Calibration.load(whole), 0)
     assert_same(resumed, alone, 1e-5)
     assert elsi(resumed, size=3).layers == elsi(alone, size=3).layers

@@ -1,0 +1,64 @@
+"""The commands of docs/distributed.md and README.md, and the manifest, hold for the command line as it is."""
+
+import re
+import shlex
+from pathlib import Path
+
+import tyro
+import yaml
+
+from layerwave.cli import Command
+from layerwave.commands.calibrate import Calibrate
+from layerwave.commands.train import Train
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = (DOCS / "distributed.md").read_text() + (DOCS.parent / "README.md").read_text()
+BLOCKS = re.findall(r"```sh\n(.*?)```", PAGES.replace("\\\n", " "), re.DOTALL)
+COMMANDS = [
+    shlex.split(line, comments=True)
+    for block in BLOCKS
+    for line in re.findall(r"layerwave (?:calibrate|train) [^'\n]*", block)
+]
+
+
+def test_every_command_is_understood_and_there_is_one_for_every_launcher():
+    parsed = [tyro.cli(Command, args=words[1:]) for words in COMMANDS]
+    assert sum(isinstance(command, Train) and command.mesh is not None for command in parsed) == 1
+    distributed = [command for command in parsed if isinstance(command, Calibrate) and command.processes.distributed]
+    # TPU, Slurm and by hand; in the README TPU again
+    assert [command.processes.process for command in distributed] == [
+        None,
+        None,
+        0,
+        None,
+    ]  # TPU, Slurm, by hand; README
+    assert distributed[0] == distributed[-1]
+
+
+def test_the_manifest_names_its_own_pods_and_flags_that_there_are():
+    jobset = yaml.safe_load((DOCS / "jobset.yaml").read_text())
+    assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    (job,) = jobset["spec"]["replicatedJobs"]
+    spec, name = job["template"]["spec"], jobset["metadata"]["name"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    (variable,) = container["env"]
+    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    assert variable["valueFrom"]["fieldRef"]["fieldPath"] == index
+    words = container["command"]
+    assert words[0] == "layerwave"
+    assert f"--process=$({variable['name']})" in words
+    command = tyro.cli(Command, args=[word.replace(f"$({variable['name']})", "3") for word in words[1:]])
+    options = command.processes
+    assert options.distributed
+    assert options.process == 3
+    assert options.processes == spec["completions"] == spec["parallelism"]
+    assert spec["completionMode"] == "Indexed"
+    # JobSet's host name of pod 0: <jobset>-<job>-<index of the job>-<index of the pod>.<jobset>
+    (port,) = container["ports"]
+    assert options.coordinator == f"{name}-{job['name']}-0-0.{name}:{port['containerPort']}"
+    data, model = (int(part.split("=")[1]) for part in command.mesh.split(","))
+    assert data * model == container["resources"]["limits"]["nvidia.com/gpu"]
+    mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+    assert all(str(path).startswith(mounts[0]) for path in (command.target, command.conversations, command.out))
+    assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 0
