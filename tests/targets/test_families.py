@@ -169,7 +169,7 @@ def test_a_window_over_a_tree_counts_positions_and_not_slots(mixed):
 
 def test_decoding_with_a_draft_is_greedy_decoding_of_whole_sequences():
     """The draft of such a target is a plain Llama layer."""
-    config = replace(MIXED, rope=LONG.rope)
+    config = replace(MIXED, rope=LONG.rope, local_rope=Rope(1e3, partial=LONG.rope.partial))
     decoder = decoder_of(config)
     target = Target("random", config, decoder, None, "0" * 64)
     vocabulary = DraftVocabulary.from_counts(np.ones(LLAMA.vocab_size, np.int64), LLAMA.vocab_size)
