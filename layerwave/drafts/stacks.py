@@ -119,7 +119,8 @@ def initial_stacks(
 def observe(target_def: nnx.GraphDef, target_params: nnx.State, batch: Batch, layers: Int[Array, " U"]) -> Observed:
     """One target pass over a batch; each document attends to itself alone."""
     decoder = nnx.merge(target_def, target_params)
-    out = decoder(batch.tokens, positions=batch.positions, mask=attention_mask(batch.documents))
+    longest = jnp.max(batch.positions, axis=1) + 1
+    out = decoder(batch.tokens, positions=batch.positions, mask=attention_mask(batch.documents), lengths=longest)
     return Observed(out.states[layers], out.normed)
 
 

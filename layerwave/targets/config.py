@@ -175,10 +175,12 @@ class DecoderConfig:
         That is `max_positions`, or one more than the last length for which the keys in a cache are turned right:
         LongRoPE turns all tokens of a sequence otherwise once it is longer than the original context.
         """
-        original = self.rope.original_max_positions
-        if self.rope.kind != "longrope":
-            return np.full_like(lengths, self.max_positions)
-        return np.minimum(np.where(lengths <= original, original + 1, self.max_positions), self.max_positions)
+        room = np.full_like(lengths, self.max_positions)
+        for rope in (self.rope, self.local_rope):
+            if rope is not None and rope.kind == "longrope":
+                original = rope.original_max_positions
+                room = np.where(lengths <= original, np.minimum(room, original + 1), room)
+        return room
 
 
 def _required(raw: Mapping[str, Any], key: str) -> Any:

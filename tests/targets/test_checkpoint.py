@@ -155,7 +155,7 @@ def test_index_that_names_an_absent_shard(checkpoint):
             "partial_rotary_factor 0.5 is not supp",
         ),
         (
-            {"use_sliding_window": True, "sliding_window": 8, "layer_types": None},
+            {"use_sliding_window": True, "sliding_window": 8, "layer_types": None, "max_window_layers": None},
             "the key max_window_layers is missing",
         ),
         ({"model_type": "llama", "sliding_window": 8}, "sliding_window is 8, but sliding-window attention is not"),
