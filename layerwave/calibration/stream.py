@@ -10,10 +10,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float32, UInt8, UInt64
 
 from layerwave.calibration.artifact import POOLS, Calibration, check_layers
 from layerwave.calibration.conversations import Conversations, read_conversations
@@ -21,7 +20,7 @@ from layerwave.calibration.replicates import Replicates, sample_weights
 from layerwave.calibration.settings import CalibrationSettings
 from layerwave.calibration.step import BatchResult, DrawnStates, Sums, batch_step
 from layerwave.calibration.token_gather import Gathering
-from layerwave.calibration.tokens import Batch, Samples, batches, draw_samples
+from layerwave.calibration.tokens import Batch, batches, draw_samples
 from layerwave.errors import LayerwaveError
 from layerwave.targets import Target
 
@@ -57,7 +56,7 @@ def calibrate(
             `draw_samples`), no block in the chosen pool, states not finite or all zero (the layer is named),
             next-token entropies not finite, or a token sample that does not fit into `token_megabytes`.
     """
-    settings = replace(settings or CalibrationSettings(), **_known(changes))
+    settings = replace(settings or CalibrationSettings(), **known(changes))
     if settings.max_length > target.config.max_positions:
         logger.info("max_length %d lowered to the target's positions", settings.max_length)
         settings = replace(settings, max_length=target.config.max_positions)
@@ -68,8 +67,13 @@ def calibrate(
     weights = sample_weights(samples.fingerprints, settings.replicates, settings.seed)
     gathering = Gathering.of(target, samples, plan, settings)
     results, sums = _run(target, settings, plan, weights, gathering, progress)
-    calibration = _assemble(target, settings, samples, plan, results, sums, compilations=len(shapes))
-    _require_blocks(calibration)
+    origin = {
+        "target_name": target.name,
+        "target_fingerprint": target.fingerprint,
+        "target_dtype": str(target.decoder.dtype),
+        "tallies": samples.tallies | {"compilations": len(shapes)},
+    }
+    calibration = assemble(origin, settings, samples.fingerprints, plan, results, sums)
     return replace(calibration, tokens=gathering.finish(target, samples) if settings.token_sample else None)
 
 
@@ -83,12 +87,7 @@ def _run(
 ) -> tuple[list[BatchResult], Sums]:
     """Sends every batch through the device; collects one batch late: the device never waits."""
     graphdef, params = nnx.split(target.decoder)
-    config = target.config
-    zeros = [
-        jnp.zeros((config.num_layers, number, settings.block, config.hidden_size))
-        for number in (len(POOLS), len(weights))
-    ]
-    sums = Sums(*zeros)
+    sums = Sums.zeros(target.config.num_layers, len(weights), settings.block, target.config.hidden_size)
     results: list[BatchResult] = []
 
     def collect(result: BatchResult, drawn: DrawnStates) -> None:
@@ -139,19 +138,20 @@ def _rows_of(batch: Batch, weights: UInt8[np.ndarray, "C S"]) -> Float32[np.ndar
     return rows
 
 
-def _assemble(
-    target: Target,
+def assemble(
+    origin: Mapping[str, Any],
     settings: CalibrationSettings,
-    samples: Samples,
+    fingerprints: UInt64[np.ndarray, " S"],
     plan: list[Batch],
     results: list[BatchResult],
     sums: Sums,
-    *,
-    compilations: int,
 ) -> Calibration:
-    """Puts the samples of all batches into the order of their fingerprints."""
+    """Puts the samples of all batches into the order of their fingerprints; `origin` has the fields of the target.
+
+    Raises `LayerwaveError` when no block fell into the chosen pool.
+    """
     seen = np.array([index for batch in plan for index in batch.samples])
-    order = np.argsort(samples.fingerprints[seen])
+    order = np.argsort(fingerprints[seen])
 
     def gather(name: str) -> np.ndarray:
         rows = [getattr(result, name) for result in results]
@@ -159,25 +159,25 @@ def _assemble(
         return np.concatenate(real, axis=-1).astype(np.int64)[..., order]
 
     curves = [result.curves[:, : len(batch.samples)] for result, batch in zip(results, plan, strict=True)]
+    lengths = np.concatenate([batch.lengths[: len(batch.samples)] for batch in plan])
     kept = gather("kept")
     replicates = None
     if settings.replicates:
         replicates = Replicates.from_sums(np.swapaxes(np.asarray(sums.replicates), 0, 1), settings.replicate_megabytes)
-    return Calibration(
+    calibration = Calibration(
         sums=np.ascontiguousarray(np.swapaxes(np.asarray(sums.pools), 0, 1)),
         counts=(kept // settings.block).sum(axis=1),
         curves=np.concatenate(curves, axis=1)[:, order],
         kept=kept,
-        lengths=np.array([len(samples.ids[index]) for index in seen[order]], np.int64),
+        lengths=lengths[order].astype(np.int64),
         sinks=gather("sinks"),
-        fingerprints=samples.fingerprints[seen[order]],
+        fingerprints=fingerprints[seen[order]],
         settings=settings,
-        target_name=target.name,
-        target_fingerprint=target.fingerprint,
-        target_dtype=str(target.decoder.dtype),
-        tallies=samples.tallies | {"compilations": compilations},
         replicates=replicates,
+        **origin,
     )
+    _require_blocks(calibration)
+    return calibration
 
 
 def _require_blocks(calibration: Calibration) -> None:
@@ -191,7 +191,7 @@ def _require_blocks(calibration: Calibration) -> None:
         )
 
 
-def _known(changes: Mapping[str, Any]) -> Mapping[str, Any]:
+def known(changes: Mapping[str, Any]) -> Mapping[str, Any]:
     """Refuses keyword arguments that are not settings."""
     known = asdict(CalibrationSettings())
     for name in changes:

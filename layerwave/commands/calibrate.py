@@ -7,6 +7,7 @@ from typing import Annotated
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
 from layerwave.calibration.settings import CalibrationSettings
+from layerwave.commands.given import GivenFiles
 from layerwave.commands.printing import Json, check_out, print_json, progress_bar
 from layerwave.errors import LayerwaveError
 from layerwave.targets import DTypeName
@@ -16,12 +17,13 @@ from layerwave.targets import DTypeName
 class Calibrate:
     """Run a target over conversations once and keep the block sums of every layer in one file."""
 
-    target: Annotated[Positional[str], arg(metavar="TARGET")]
+    target: Annotated[Positional[str | None], arg(metavar="TARGET")] = None
     """Directory in Hugging Face format, hub id, or mini (the bundled model)."""
-    conversations: Annotated[Positional[Path], arg(metavar="CONVERSATIONS")]
+    conversations: Annotated[Positional[Path | None], arg(metavar="CONVERSATIONS")] = None
     """ShareGPT JSON or JSONL, OpenAI-style messages, or lines of {"text": ...}."""
-    out: Path
+    out: Path | None = None
     """The .safetensors file to write."""
+    given: OmitArgPrefixes[GivenFiles] = GivenFiles()
     settings: OmitArgPrefixes[CalibrationSettings] = CalibrationSettings()
     dtype: DTypeName = "float32"
     """Parameters and activations; norms, softmax and sums are float32 in any case."""
@@ -33,6 +35,10 @@ class Calibrate:
         from layerwave.calibration import calibrate, read_conversations
         from layerwave.targets import load_target
 
+        self._check()
+        if self.given.states:
+            check_out(self.out, *self.given.states)
+            return write_calibration(self.given.calibrate(self.settings), self.out, self.json)
         check_out(self.out, self.conversations)
         conversations = read_conversations(self.conversations)
         target = load_target(self.target, self.dtype)
@@ -41,6 +47,15 @@ class Calibrate:
                 target, conversations, self.settings, batch_tokens=self.batch_tokens, progress=progress
             )
         write_calibration(calibration, self.out, self.json)
+
+    def _check(self) -> None:
+        """One source, and a place for what comes out of it."""
+        if not self.given.states and self.given != GivenFiles():
+            raise LayerwaveError("options that describe given states, but no --states: name the files with --states")
+        if (self.target, self.conversations).count(None) != (2 if self.given.states else 0):
+            raise LayerwaveError("give TARGET and CONVERSATIONS, or --states in their place")
+        if self.out is None:
+            raise LayerwaveError("nowhere to write the calibration: give --out")
 
 
 @dataclass(frozen=True)
