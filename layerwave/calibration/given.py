@@ -19,8 +19,8 @@ from layerwave.calibration.artifact import Calibration, check_layers
 from layerwave.calibration.replicates import sample_weights
 from layerwave.calibration.settings import POOLS, CalibrationSettings
 from layerwave.calibration.step import BatchResult, Sums, states_step
-from layerwave.calibration.stream import Progress, assemble, known
-from layerwave.calibration.tokens import Batch, bucket, fingerprint
+from layerwave.calibration.stream import Progress, assemble, known, require_blocks
+from layerwave.calibration.tokens import Batch, Samples, bucket, fingerprint
 from layerwave.errors import LayerwaveError
 
 FinalState = Literal["pre_norm", "post_norm"]
@@ -142,9 +142,13 @@ def calibrate_states(
         "target_name": name,
         "target_fingerprint": hashlib.sha256(f"given states of {name}".encode()).hexdigest(),
         "target_dtype": str(first.states.dtype),
-        "tallies": dict(tallies) | {"compilations": len({batch.tokens.shape for batch in plan})},
     }
-    return assemble(origin, settings, np.array(fingerprints), plan, results, sums)
+    ids = tuple(batch.tokens[0, : batch.lengths[0]] for batch in plan)
+    tallies["compilations"] = len({batch.tokens.shape for batch in plan})
+    read = Samples(ids, np.array(fingerprints), dict(tallies))
+    calibration = assemble(origin, settings, read, plan, results, sums, read.tallies)
+    require_blocks(calibration)
+    return calibration
 
 
 def _settled(settings: CalibrationSettings, first: GivenStates) -> CalibrationSettings:

@@ -10,9 +10,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Float32, UInt8, UInt64
+from jaxtyping import Float32, UInt8
 
 from layerwave.calibration.artifact import POOLS, Calibration, check_layers
 from layerwave.calibration.conversations import Conversations, read_conversations
@@ -20,7 +21,7 @@ from layerwave.calibration.replicates import Replicates, sample_weights
 from layerwave.calibration.settings import CalibrationSettings
 from layerwave.calibration.step import BatchResult, DrawnStates, Sums, batch_step
 from layerwave.calibration.token_gather import Gathering
-from layerwave.calibration.tokens import Batch, batches, draw_samples
+from layerwave.calibration.tokens import Batch, Samples, batches, draw_samples
 from layerwave.errors import LayerwaveError
 from layerwave.targets import Target
 
@@ -67,13 +68,10 @@ def calibrate(
     weights = sample_weights(samples.fingerprints, settings.replicates, settings.seed)
     gathering = Gathering.of(target, samples, plan, settings)
     results, sums = _run(target, settings, plan, weights, gathering, progress)
-    origin = {
-        "target_name": target.name,
-        "target_fingerprint": target.fingerprint,
-        "target_dtype": str(target.decoder.dtype),
-        "tallies": samples.tallies | {"compilations": len(shapes)},
-    }
-    calibration = assemble(origin, settings, samples.fingerprints, plan, results, sums)
+    calibration = assemble(
+        origin_of(target), settings, samples, plan, results, sums, samples.tallies | {"compilations": len(shapes)}
+    )
+    require_blocks(calibration)
     return replace(calibration, tokens=gathering.finish(target, samples) if settings.token_sample else None)
 
 
@@ -87,7 +85,12 @@ def _run(
 ) -> tuple[list[BatchResult], Sums]:
     """Sends every batch through the device; collects one batch late: the device never waits."""
     graphdef, params = nnx.split(target.decoder)
-    sums = Sums.zeros(target.config.num_layers, len(weights), settings.block, target.config.hidden_size)
+    config = target.config
+    zeros = [
+        jnp.zeros((config.num_layers, number, settings.block, config.hidden_size))
+        for number in (len(POOLS), len(weights))
+    ]
+    sums = Sums(*zeros)
     results: list[BatchResult] = []
 
     def collect(result: BatchResult, drawn: DrawnStates) -> None:
@@ -138,20 +141,27 @@ def _rows_of(batch: Batch, weights: UInt8[np.ndarray, "C S"]) -> Float32[np.ndar
     return rows
 
 
+def origin_of(target: Target) -> dict[str, str]:
+    """What a calibration records of its target."""
+    return {
+        "target_name": target.name,
+        "target_fingerprint": target.fingerprint,
+        "target_dtype": str(target.decoder.dtype),
+    }
+
+
 def assemble(
-    origin: Mapping[str, Any],
+    origin: dict[str, str],
     settings: CalibrationSettings,
-    fingerprints: UInt64[np.ndarray, " S"],
+    samples: Samples,
     plan: list[Batch],
     results: list[BatchResult],
     sums: Sums,
+    tallies: dict[str, int],
 ) -> Calibration:
-    """Puts the samples of all batches into the order of their fingerprints; `origin` has the fields of the target.
-
-    Raises `LayerwaveError` when no block fell into the chosen pool.
-    """
+    """Puts the samples of all batches into the order of their fingerprints."""
     seen = np.array([index for batch in plan for index in batch.samples])
-    order = np.argsort(fingerprints[seen])
+    order = np.argsort(samples.fingerprints[seen])
 
     def gather(name: str) -> np.ndarray:
         rows = [getattr(result, name) for result in results]
@@ -159,28 +169,26 @@ def assemble(
         return np.concatenate(real, axis=-1).astype(np.int64)[..., order]
 
     curves = [result.curves[:, : len(batch.samples)] for result, batch in zip(results, plan, strict=True)]
-    lengths = np.concatenate([batch.lengths[: len(batch.samples)] for batch in plan])
     kept = gather("kept")
     replicates = None
     if settings.replicates:
         replicates = Replicates.from_sums(np.swapaxes(np.asarray(sums.replicates), 0, 1), settings.replicate_megabytes)
-    calibration = Calibration(
+    return Calibration(
         sums=np.ascontiguousarray(np.swapaxes(np.asarray(sums.pools), 0, 1)),
         counts=(kept // settings.block).sum(axis=1),
         curves=np.concatenate(curves, axis=1)[:, order],
         kept=kept,
-        lengths=lengths[order].astype(np.int64),
+        lengths=np.array([len(samples.ids[index]) for index in seen[order]], np.int64),
         sinks=gather("sinks"),
-        fingerprints=fingerprints[seen[order]],
+        fingerprints=samples.fingerprints[seen[order]],
         settings=settings,
+        tallies=tallies,
         replicates=replicates,
         **origin,
     )
-    _require_blocks(calibration)
-    return calibration
 
 
-def _require_blocks(calibration: Calibration) -> None:
+def require_blocks(calibration: Calibration) -> None:
     settings = calibration.settings
     pool = POOLS.index(("filtered", settings.sinks))
     if calibration.counts[pool] == 0:
@@ -193,8 +201,8 @@ def _require_blocks(calibration: Calibration) -> None:
 
 def known(changes: Mapping[str, Any]) -> Mapping[str, Any]:
     """Refuses keyword arguments that are not settings."""
-    known = asdict(CalibrationSettings())
+    fields = asdict(CalibrationSettings())
     for name in changes:
-        if name not in known:
-            raise LayerwaveError(f"unknown setting {name!r}, expected one of {', '.join(known)}: rename it")
+        if name not in fields:
+            raise LayerwaveError(f"unknown setting {name!r}, expected one of {', '.join(fields)}: rename it")
     return changes

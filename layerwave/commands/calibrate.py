@@ -1,6 +1,6 @@
 """`layerwave calibrate` and `layerwave merge`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +8,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
 from layerwave.calibration.settings import CalibrationSettings
 from layerwave.commands.given import GivenFiles
+from layerwave.commands.jobs import run_jobs
 from layerwave.commands.printing import Json, check_out, print_json, progress_bar
 from layerwave.errors import LayerwaveError
 from layerwave.targets import DTypeName
@@ -23,6 +24,9 @@ class Calibrate:
     """ShareGPT JSON or JSONL, OpenAI-style messages, or lines of {"text": ...}."""
     out: Path | None = None
     """The .safetensors file to write."""
+    jobs: Path | None = None
+    """In place of all else: a YAML list of rows with target, conversations, out, and settings by their names. Rows that
+    are done are skipped, and one that fails does not keep the others from running."""
     given: OmitArgPrefixes[GivenFiles] = GivenFiles()
     settings: OmitArgPrefixes[CalibrationSettings] = CalibrationSettings()
     dtype: DTypeName = "float32"
@@ -35,10 +39,15 @@ class Calibrate:
         from layerwave.calibration import calibrate, read_conversations
         from layerwave.targets import load_target
 
+        if self.jobs is not None:
+            self._check_jobs()
+            run_jobs(self.jobs, self.json)
+            return
         self._check()
         if self.given.states:
             check_out(self.out, *self.given.states)
-            return write_calibration(self.given.calibrate(self.settings), self.out, self.json)
+            write_calibration(self.given.calibrate(self.settings), self.out, self.json)
+            return
         check_out(self.out, self.conversations)
         conversations = read_conversations(self.conversations)
         target = load_target(self.target, self.dtype)
@@ -48,12 +57,16 @@ class Calibrate:
             )
         write_calibration(calibration, self.out, self.json)
 
+    def _check_jobs(self) -> None:
+        if replace(self, jobs=None, json=False) != Calibrate():
+            raise LayerwaveError("--jobs with other options, which its rows would not see: write them into the rows")
+
     def _check(self) -> None:
         """One source, and a place for what comes out of it."""
         if not self.given.states and self.given != GivenFiles():
             raise LayerwaveError("options that describe given states, but no --states: name the files with --states")
         if (self.target, self.conversations).count(None) != (2 if self.given.states else 0):
-            raise LayerwaveError("give TARGET and CONVERSATIONS, or --states in their place")
+            raise LayerwaveError("give TARGET and CONVERSATIONS, or --states or --jobs in their place")
         if self.out is None:
             raise LayerwaveError("nowhere to write the calibration: give --out")
 
