@@ -19,6 +19,9 @@ from jaxtyping import Array, Bool, Float, Int
 from layerwave.targets.config import DecoderConfig
 from layerwave.targets.rope import rotate, rotation
 
+QUERY_BLOCK, QUERY_BLOCKS = 128, 16
+"""Least queries in a block of `causal_attention`, and most blocks: each is compiled by itself."""
+
 
 class KVCache(NamedTuple):
     """Keys and values of all layers, and how many slots each sequence has filled. A plain pytree: copy it to branch."""
@@ -96,6 +99,25 @@ def masked_attention(mask_bts, cached=None):
             write = jax.vmap(lambda buffer, new, start: jax.lax.dynamic_update_slice(buffer, new, (start, 0, 0)))
             k_btkd, v_btkd = write(keys, k_btkd, start_b), write(values, v_btkd, start_b)
         return attend(q_bthd, k_btkd, v_btkd, mask_bts), (k_btkd, v_btkd)
+
+    return attention
+
+
+def causal_attention(mask_bts: Bool[Array, "b T T"]):
+    """The same for whole sequences and a mask in which no token sees a later one.
+
+    Queries go in blocks, each with the keys up to its own end: half of the scores, and one block of them in memory.
+    """
+
+    def attention(q_bthd, k_btkd, v_btkd):
+        length = q_bthd.shape[1]
+        size = max(QUERY_BLOCK, -(-length // QUERY_BLOCKS))
+        ends = [(start, min(start + size, length)) for start in range(0, length, size)]
+        mixed = [
+            attend(q_bthd[:, start:end], k_btkd[:, :end], v_btkd[:, :end], mask_bts[:, start:end, :end])
+            for start, end in ends
+        ]
+        return jnp.concatenate(mixed, axis=1), (k_btkd, v_btkd)
 
     return attention
 
@@ -218,6 +240,7 @@ class Decoder(nnx.Module):
         order = start[:, None] + jnp.arange(length, dtype=jnp.int32)[None, :]
         if positions is None:
             positions = order
+        causal = mask is None and cache is None
         if mask is None:
             mask = jnp.arange(slots, dtype=jnp.int32)[None, None, :] <= order[:, :, None]
         turn = rotation(positions, self.config.rope.frequencies(self.config.head_dim))
@@ -226,7 +249,8 @@ class Decoder(nnx.Module):
         def run(x_btd, xs):
             params, keys, values = xs
             cached = None if cache is None else (keys, values, start)
-            x_btd, (keys, values) = nnx.merge(layer_def, params)(x_btd, turn, masked_attention(mask, cached))
+            attention = causal_attention(mask) if causal else masked_attention(mask, cached)
+            x_btd, (keys, values) = nnx.merge(layer_def, params)(x_btd, turn, attention)
             # Without a cache the keys die here; returning them would keep N x b x T of them alive.
             return x_btd, (x_btd, None if cache is None else (keys, values))
 

@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 import layerwave as lw
 from layerwave.calibration import GivenStates, calibrate, calibrate_states, read_conversations
+from layerwave.calibration.step import states_step
 from layerwave.calibration.tokens import bucket, encode
 from layerwave.cli import main
 from layerwave.errors import LayerwaveError
@@ -161,6 +162,17 @@ def test_other_float_types(stored, tmp_path, dtype):
     pool = calibrate_states(files, block=8, rho=1.0).states
     exact = calibrate_states([GivenStates(states, "pre_norm", "output", "here")], block=8, rho=1.0).states
     np.testing.assert_allclose(pool, exact, rtol=0, atol=0.02 * np.abs(exact).max())
+
+
+def test_one_compilation_for_each_length_bucket(tmp_path):
+    rng = np.random.default_rng(2)
+    samples = [
+        GivenStates(rng.normal(size=(3, T, 5)).astype(np.float32), "pre_norm", "output", f"{T}")
+        for T in range(20, 256, 9)
+    ]
+    states_step.clear_cache()
+    ours = calibrate_states(samples, block=8, rho=1.0)
+    assert states_step._cache_size() == ours.tallies["compilations"] == 3  # 64, 128, 256
 
 
 def test_the_order_of_files_is_that_of_their_numbers(tmp_path):
