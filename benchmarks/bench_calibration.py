@@ -12,6 +12,8 @@ counts, the two must agree on the kept tokens and on the mean states.
 Torch's head: `whole`, logits of all positions of a batch as `model(tokens, output_hidden_states=True)` gives them;
 `chunked`, 128 positions at a time as layerwave does, which transformers does not offer by itself.
 
+CPU seconds are those of all threads, on which a busy machine weighs less than on tokens/s.
+
 Peak memory is the most that a process had resident, from its start and from the end of its warm-up on. Prints JSON,
 medians last. No time is asserted.
 """
@@ -60,7 +62,7 @@ def write_checkpoint(folder: Path, layers: int) -> None:
     def normal(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[-1]))
 
-    # The final norm's factor of 4 spreads the next-token entropies: near ties would make the filter a matter of rounding.
+    # The final norm's factor of 4 spreads the entropies: near ties would make the filter a matter of rounding.
     tensors = {"model.embed_tokens.weight": normal(V, D), "model.norm.weight": np.full(D, 4, np.float32)}
     for layer in range(layers):
         sizes = {"self_attn.q_proj": (D, D), "self_attn.k_proj": (kv, D), "self_attn.v_proj": (kv, D)}
@@ -185,9 +187,9 @@ def serve(args: argparse.Namespace) -> None:
     for line in sys.stdin:
         round_ = int(line)
         tokens = tokens_of(round_, args.samples, args.length)
-        started = time.perf_counter()
+        started, busy = time.perf_counter(), time.process_time()
         found = side.run(tokens)
-        answer = {"seconds": time.perf_counter() - started}
+        answer = {"seconds": time.perf_counter() - started, "cpu": time.process_time() - busy}
         if round_ == 0:
             whole = resident()["start"]
             Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
@@ -239,6 +241,7 @@ def main(args: argparse.Namespace) -> None:
         "speed ratios": [round(ratio, 3) for ratio in ratios],
         "median tokens/s": {side: round(statistics.median(found)) for side, found in speeds.items()},
         "median speed ratio": round(statistics.median(ratios), 3),
+        "CPU seconds": {side: [round(round_[side]["cpu"], 1) for round_ in rounds] for side in sides},
         "peak MB": {side: round(last[side]["peak_mb"]) for side in sides},
         "peak ratio": round(last["layerwave"]["peak_mb"] / last["torch"]["peak_mb"], 3),
         "peak MB after the warm-up": {side: round(last[side]["warm_mb"]) for side in sides},
