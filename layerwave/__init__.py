@@ -21,7 +21,7 @@ _ROOMS = {
         "token_entropy top_fraction transitions"
     ),
     "targets": "Decoder DecoderConfig Target load_target make_mesh",
-    "calibration": "Calibration CalibrationSettings calibrate read_conversations",
+    "calibration": "Calibration CalibrationSettings GivenStates calibrate calibrate_states read_conversations",
     "selection": (
         "AcceptanceScores Selection SelectionSettings acceptance_study baseline baselines beam_overlap cka_floor "
         "decompose diagnose elsi elsi_c exhaustive find_transitions learning_curve marginal_gains predicted_acceptance "
@@ -29,7 +29,7 @@ _ROOMS = {
     ),
     "drafts": "Draft DraftConfig DraftVocabulary Eagle3 initial_draft load_draft save_draft",
     "decoding": "Evaluation EvaluationSettings GenerationSettings TreeSettings decode distill evaluate generate",
-    "interop": "export_draft import_draft layer_ids layer_ids_table",
+    "interop": "StateFiles export_draft import_draft layer_ids layer_ids_table",
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

@@ -148,8 +148,8 @@ class Calibration:
 
     @property
     def data_fingerprint(self) -> str:
-        """SHA-256 over the samples' fingerprints: equal for the same set of samples in any order."""
-        return hashlib.sha256(np.sort(self.fingerprints).astype("<u8").tobytes()).hexdigest()
+        """Equal for the same set of samples in any order."""
+        return data_fingerprint(self.fingerprints)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -304,6 +304,11 @@ class Calibration:
             replicates=None if grams is None else Replicates(grams, centred, sums),
             tokens=TokenSample(**tokens) if tokens else None,
         )
+
+
+def data_fingerprint(fingerprints: UInt64[np.ndarray, " S"]) -> str:
+    """SHA-256 over the samples' fingerprints, in ascending order."""
+    return hashlib.sha256(np.sort(fingerprints).astype("<u8").tobytes()).hexdigest()
 
 
 def check_layers(largest: Float32[np.ndarray, " N"]) -> None:

@@ -13,6 +13,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
+from layerwave.calibration.settings import POOLS
 from layerwave.kernels import block_matrix, gram, matrix_entropy, sink_mask, token_entropy, top_fraction
 from layerwave.targets.mesh import each_device, spread
 
@@ -26,6 +27,10 @@ class Sums(NamedTuple):
 
     pools: Float32[Array, "N P B D"]
     replicates: Float32[Array, "N C B D"]
+
+    @classmethod
+    def zeros(cls, num_layers: int, accumulators: int, block: int, features: int) -> "Sums":
+        return cls(*(jnp.zeros((num_layers, number, block, features)) for number in (len(POOLS), accumulators)))
 
 
 class BatchResult(NamedTuple):
@@ -78,9 +83,41 @@ def batch_step(
     decoder = nnx.merge(graphdef, params)
     out = decoder(tokens, lengths=lengths)
     states = spread(out.states.at[-1].set(out.normed) if post_norm else out.states)
-    valid = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :] < lengths[:, None]
+    entropy = token_entropy(out.normed.reshape(-1, out.normed.shape[-1]), decoder.head_weight()).reshape(tokens.shape)
+    sums, result, sinks = _reduce(sums, states, entropy, lengths, weights, chosen, rho=rho, sink_multiple=sink_multiple)
+    return sums, result, drawn_states(states, out.normed, sinks, where, projection, dtype)
+
+
+@partial(jax.jit, static_argnames=("rho", "sink_multiple"), donate_argnames="sums")
+def states_step(
+    sums: Sums,
+    states: Float[Array, "N b T D"],
+    entropy: Float32[Array, "b T"],
+    lengths: Int32[Array, " b"],
+    weights: Float32[Array, "C b"],
+    chosen: int | Int32[Array, ""],
+    *,
+    rho: float,
+    sink_multiple: float,
+) -> tuple[Sums, BatchResult]:
+    """What `batch_step` does after the forward pass, for states and next-token entropies that are given."""
+    return _reduce(sums, states, entropy, lengths, weights, chosen, rho=rho, sink_multiple=sink_multiple)[:2]
+
+
+def _reduce(
+    sums: Sums,
+    states: Float[Array, "N b T D"],
+    entropy: Float32[Array, "b T"],
+    lengths: Int32[Array, " b"],
+    weights: Float32[Array, "C b"],
+    chosen: int | Int32[Array, ""],
+    *,
+    rho: float,
+    sink_multiple: float,
+) -> tuple[Sums, BatchResult, Bool[Array, "b T"]]:
+    """Filter, sinks and blocks of one batch; with the result, which tokens are sinks."""
+    valid = jnp.arange(states.shape[2], dtype=jnp.int32)[None, :] < lengths[:, None]
     norms = jnp.sqrt(jnp.sum(jnp.square(states.astype(jnp.float32)), axis=-1))  # (N, b, T)
-    entropy = token_entropy(out.normed.reshape(-1, out.normed.shape[-1]), decoder.head_weight()).reshape(valid.shape)
     keep, sinks = jax.vmap(partial(pool_masks, rho=rho, sink_multiple=sink_multiple), in_axes=(0, 1, 0))(
         entropy, norms, valid
     )
@@ -96,7 +133,7 @@ def batch_step(
         ),
         finite=jnp.all(jnp.isfinite(entropy) | ~valid),
     )
-    return sums, result, drawn_states(states, out.normed, sinks, where, projection, dtype)
+    return sums, result, sinks
 
 
 def pool_masks(

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -50,7 +51,7 @@ TOKEN_ARRAYS = {
     "token_priorities": (np.uint64, "Q"),
     "token_sinks": (np.bool_, "Q"),
 }
-_HEADER = ("target_name", "target_fingerprint", "target_dtype", "tallies")
+_HEADER = ("target_name", "target_fingerprint", "target_dtype", "data_fingerprint", "tallies")
 _REMEDY = "make it again with `layerwave calibrate`"
 
 
@@ -84,15 +85,21 @@ def read(
         LayerwaveError: no such file, not a safetensors file, not a calibration, another format version, or a header
             or arrays that are missing or do not fit together.
     """
+    settings, header = read_header(path)
+    known = ARRAYS | REPLICATE_ARRAYS | TOKEN_ARRAYS
+    with _opened(path) as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys() if name in known}
+    if fault := _fault(arrays, settings):
+        raise LayerwaveError(f"{path} is damaged ({fault}): {_REMEDY}")
+    return settings, header, arrays
+
+
+def read_header(path: str | os.PathLike[str]) -> tuple[CalibrationSettings | None, dict[str, str]]:
+    """The same without the arrays: a few kilobytes of the file, whose length is checked."""
     if not Path(path).is_file():
         raise LayerwaveError(f"cannot read {path} (no such file): name a saved calibration")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            header = file.metadata() or {}
-            known = ARRAYS | REPLICATE_ARRAYS | TOKEN_ARRAYS
-            arrays = {name: file.get_tensor(name) for name in file.keys() if name in known}
-    except (OSError, SafetensorError) as error:
-        raise LayerwaveError(f"cannot read {path} (not a whole safetensors file: {error}): {_REMEDY}") from error
+    with _opened(path) as file:
+        header = file.metadata() or {}
     if header.get("format") != FORMAT:
         raise LayerwaveError(
             f"{path} is a safetensors file of format {header.get('format')!r}, but must be {FORMAT!r}: "
@@ -107,12 +114,27 @@ def read(
         settings = json.loads(header["settings"])
         settings = None if settings is None else CalibrationSettings(**settings)
         json.loads(header["tallies"])
-        kept = {name: header[name] for name in _HEADER}
+        return settings, {name: header[name] for name in _HEADER}
     except (KeyError, ValueError, TypeError, LayerwaveError) as error:
         raise LayerwaveError(f"{path} has a header that cannot be read ({error}): {_REMEDY}") from error
-    if fault := _fault(arrays, settings):
-        raise LayerwaveError(f"{path} is damaged ({fault}): {_REMEDY}")
-    return settings, kept, arrays
+
+
+def is_calibration(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a calibration, of this format version or another."""
+    try:
+        with _opened(path) as file:
+            return (file.metadata() or {}).get("format") == FORMAT
+    except LayerwaveError:
+        return False
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[safe_open]:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise LayerwaveError(f"cannot read {path} (not a whole safetensors file: {error}): {_REMEDY}") from error
 
 
 def _fault(arrays: dict[str, np.ndarray], settings: CalibrationSettings | None) -> str | None:

@@ -61,7 +61,7 @@ def calibrate(
             `draw_samples`), no block in the chosen pool, states not finite or all zero (the layer is named),
             next-token entropies not finite, or a token sample that does not fit into `token_megabytes`.
     """
-    settings = replace(settings or CalibrationSettings(), **_known(changes))
+    settings = replace(settings or CalibrationSettings(), **known(changes))
     work = Work.prepare(target, conversations, settings, batch_tokens)
     return work.checked(work.run(progress=progress))
 
@@ -112,14 +112,14 @@ class Work:
         """The calibration of a part of the batches; by default of all. It may hold no block."""
         plan, gathering, settings = self.plan[part], self.gathering.part(part), self.settings
         results, sums = _run(self.target, settings, plan, self.weights, gathering, progress)
-        calibration = _assemble(self.target, settings, self.samples, plan, results, sums, self.tallies)
+        calibration = assemble(origin_of(self.target), settings, self.samples, plan, results, sums, self.tallies)
         return replace(
             calibration, tokens=gathering.finish(self.target, self.samples) if settings.token_sample else None
         )
 
     def checked(self, calibration: Calibration) -> Calibration:
         """The calibration of all batches, if it is one to be used; says what its token sample lacks."""
-        _require_blocks(calibration)
+        require_blocks(calibration)
         if calibration.tokens is not None:
             warn_of_sides(calibration.tokens)
         return calibration
@@ -188,8 +188,17 @@ def _rows_of(batch: Batch, weights: UInt8[np.ndarray, "C S"]) -> Float32[np.ndar
     return rows
 
 
-def _assemble(
-    target: Target,
+def origin_of(target: Target) -> dict[str, str]:
+    """What a calibration records of its target."""
+    return {
+        "target_name": target.name,
+        "target_fingerprint": target.fingerprint,
+        "target_dtype": str(target.decoder.dtype),
+    }
+
+
+def assemble(
+    origin: dict[str, str],
     settings: CalibrationSettings,
     samples: Samples,
     plan: list[Batch],
@@ -220,15 +229,13 @@ def _assemble(
         sinks=gather("sinks"),
         fingerprints=samples.fingerprints[seen[order]],
         settings=settings,
-        target_name=target.name,
-        target_fingerprint=target.fingerprint,
-        target_dtype=str(target.decoder.dtype),
         tallies=tallies,
         replicates=replicates,
+        **origin,
     )
 
 
-def _require_blocks(calibration: Calibration) -> None:
+def require_blocks(calibration: Calibration) -> None:
     settings = calibration.settings
     pool = POOLS.index(("filtered", settings.sinks))
     if calibration.counts[pool] == 0:
@@ -239,10 +246,10 @@ def _require_blocks(calibration: Calibration) -> None:
         )
 
 
-def _known(changes: Mapping[str, Any]) -> Mapping[str, Any]:
+def known(changes: Mapping[str, Any]) -> Mapping[str, Any]:
     """Refuses keyword arguments that are not settings."""
-    known = asdict(CalibrationSettings())
+    fields = asdict(CalibrationSettings())
     for name in changes:
-        if name not in known:
-            raise LayerwaveError(f"unknown setting {name!r}, expected one of {', '.join(known)}: rename it")
+        if name not in fields:
+            raise LayerwaveError(f"unknown setting {name!r}, expected one of {', '.join(fields)}: rename it")
     return changes

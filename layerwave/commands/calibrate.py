@@ -1,13 +1,15 @@
 """`layerwave calibrate` and `layerwave merge`."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
 from layerwave.calibration.settings import CalibrationSettings
+from layerwave.commands.given import GivenFiles
+from layerwave.commands.jobs import run_jobs
 from layerwave.commands.printing import Json, check_out, print_json, progress_bar
 from layerwave.errors import LayerwaveError
 from layerwave.targets import DTypeName
@@ -41,12 +43,16 @@ class DistributedSettings:
 class Calibrate:
     """Run a target over conversations once and keep the block sums of every layer in one file."""
 
-    target: Annotated[Positional[str], arg(metavar="TARGET")]
+    target: Annotated[Positional[str | None], arg(metavar="TARGET")] = None
     """Directory in Hugging Face format, hub id, or mini (the bundled model)."""
-    conversations: Annotated[Positional[Path], arg(metavar="CONVERSATIONS")]
+    conversations: Annotated[Positional[Path | None], arg(metavar="CONVERSATIONS")] = None
     """ShareGPT JSON or JSONL, OpenAI-style messages, or lines of {"text": ...}."""
-    out: Path
+    out: Path | None = None
     """The .safetensors file to write."""
+    jobs: Path | None = None
+    """In place of all else: a YAML list of rows with target, conversations, out, and settings by their names. Rows that
+    are done are skipped, and one that fails does not keep the others from running."""
+    given: OmitArgPrefixes[GivenFiles] = GivenFiles()
     settings: OmitArgPrefixes[CalibrationSettings] = CalibrationSettings()
     dtype: DTypeName = "float32"
     """Parameters and activations; norms, softmax and sums are float32 in any case."""
@@ -67,6 +73,17 @@ class Calibrate:
         from layerwave.targets import load_target, make_mesh, read_config
         from layerwave.targets.mesh import shares
 
+        if self.jobs is not None:
+            self._check_jobs()
+            run_jobs(self.jobs, self.json)
+            return
+        self._check()
+        if self.given.states:
+            check_out(self.out, *self.given.states)
+            calibration = self.given.calibrate(self.settings)
+            calibration.save(self.out)
+            print_written(calibration, self.out, self.json)
+            return
         check_out(self.out, self.conversations)
         conversations = read_conversations(self.conversations)
         options, batch_tokens = self.processes, self.batch_tokens
@@ -91,6 +108,19 @@ class Calibrate:
                 calibration.save(self.out)
         if calibration is not None:  # in one of the processes
             print_written(calibration, self.out, self.json)
+
+    def _check_jobs(self) -> None:
+        if replace(self, jobs=None, json=False) != Calibrate():
+            raise LayerwaveError("--jobs with other options, which its rows would not see: write them into the rows")
+
+    def _check(self) -> None:
+        """One source, and a place for what comes out of it."""
+        if not self.given.states and self.given != GivenFiles():
+            raise LayerwaveError("options that describe given states, but no --states: name the files with --states")
+        if (self.target, self.conversations).count(None) != (2 if self.given.states else 0):
+            raise LayerwaveError("give TARGET and CONVERSATIONS, or --states or --jobs in their place")
+        if self.out is None:
+            raise LayerwaveError("nowhere to write the calibration: give --out")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from layerwave.interop.layer_ids import (
     layer_ids_table,
     layers_from_ids,
 )
+from layerwave.interop.state_files import StateFiles
 
 __all__ = [
     "CONSUMERS",
@@ -30,6 +31,7 @@ __all__ = [
     "Exported",
     "HiddenStates",
     "LayerIds",
+    "StateFiles",
     "check_export",
     "check_final_state",
     "export_draft",

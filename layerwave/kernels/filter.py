@@ -18,8 +18,8 @@ def token_entropy(
 ) -> Float[Array, " T"]:
     """Entropy in nats of the target's next-token distribution at every position, float32.
 
-    `normed` is the last state after the final norm, `head` the output head. Positions go through in chunks: logits
-    exist for `chunk` positions at a time.
+    `normed` is the last state after the final norm, `head` the output head. Logits of all positions never exist at
+    once: positions go through in chunks, and on a CPU, whose caches are small, the vocabulary does.
 
     Raises `LayerwaveError` for `chunk < 1`.
 
@@ -33,21 +33,65 @@ def token_entropy(
 @partial(jax.jit, static_argnames="chunk")
 def _token_entropy(normed: Float[Array, "T D"], head: Float[Array, "V D"], chunk: int) -> Float[Array, " T"]:
     common = head.dtype if normed.dtype == head.dtype else jnp.float32
-    normed, head = normed.astype(common), head.astype(common)
+    by_positions = partial(entropy_by_positions, chunk=chunk)
+    return jax.lax.platform_dependent(
+        normed.astype(common), head.astype(common), cpu=entropy_by_vocabulary, default=by_positions
+    )
+
+
+def _logits(normed: Float[Array, "T D"], head: Float[Array, "V D"]) -> Float[Array, "V T"]:
+    """Positions last: what sums over the vocabulary then goes through memory in its order."""
+    return jnp.dot(head, normed.T, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+
+
+def entropy_by_positions(normed: Float[Array, "T D"], head: Float[Array, "V D"], *, chunk: int) -> Float[Array, " T"]:
+    """`-Σ p log p` of `p = softmax(logits)`, `chunk` positions at a time with the whole vocabulary."""
 
     def entropy(state: Float[Array, " D"]) -> Float[Array, ""]:
-        logits = jnp.dot(head, state, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
-        return _softmax_entropy(logits)
+        logits = _logits(state[None], head)[:, 0]
+        total, moment = _moments(logits, jnp.max(logits))
+        return jnp.log(total) - moment / total
 
     return jax.lax.map(entropy, normed, batch_size=chunk)
 
 
-def _softmax_entropy(logits: Float[Array, " V"]) -> Float[Array, ""]:
-    """`-Σ p log p` of `p = softmax(logits)`; a logit of -inf adds nothing."""
-    shifted = logits - jnp.max(logits)
+def entropy_by_vocabulary(
+    normed: Float[Array, "T D"], head: Float[Array, "V D"], *, chunk: int = 512
+) -> Float[Array, " T"]:
+    """The same, `chunk` tokens of the vocabulary at a time with all positions.
+
+    Carried are the greatest logit so far, and both moments relative to it, which are rescaled when it grows.
+    """
+
+    def add(carried: tuple[Array, Array, Array], rows: Float[Array, "v D"]) -> tuple[Array, Array, Array]:
+        greatest, total, moment = carried
+        logits = _logits(normed, rows)
+        new = jnp.maximum(greatest, jnp.max(logits, axis=0))
+        more, more_moment = _moments(logits, new)
+        growth = greatest - new
+        scale = jnp.exp(growth)
+        return new, scale * total + more, scale * (moment + growth * total) + more_moment
+
+    zero = jnp.zeros(len(normed), jnp.float32)
+    chunk = min(chunk, len(head))
+    whole = len(head) // chunk
+    carried = jax.lax.fori_loop(
+        0,
+        whole,
+        lambda i, carried: add(carried, jax.lax.dynamic_slice_in_dim(head, i * chunk, chunk)),
+        (zero + jnp.finfo(jnp.float32).min, zero, zero),
+    )
+    if len(head) % chunk:
+        carried = add(carried, head[whole * chunk :])
+    _, total, moment = carried
+    return jnp.log(total) - moment / total
+
+
+def _moments(logits: Float[Array, "V *T"], greatest: Float[Array, "*T"]) -> tuple[Array, Array]:
+    """`Σ exp(x - x_max)` and `Σ exp(x - x_max) (x - x_max)` over the vocabulary; a logit of -inf adds nothing."""
+    shifted = logits - greatest[None]
     weights = jnp.exp(shifted)
-    total = jnp.sum(weights)
-    return jnp.log(total) - jnp.sum(weights * jnp.where(weights == 0, 0, shifted)) / total
+    return jnp.sum(weights, axis=0), jnp.sum(weights * jnp.where(weights == 0, 0, shifted), axis=0)
 
 
 def top_fraction(entropy: Float[AnyArray, " T"], valid: Bool[AnyArray, " T"], rho: int | float) -> Bool[Array, " T"]:

@@ -36,6 +36,9 @@ PARTITION = {
 heads, whose number is this field of the config, or single rows and columns. Modules that are not here are whole on
 every device, and so are those whose number of pieces the axis does not divide, such as 2 key heads among 4 devices."""
 
+QUERY_BLOCK, QUERY_BLOCKS = 128, 16
+"""Least queries in a block of `causal_attention`, and most blocks: each is compiled by itself."""
+
 
 class KVCache(NamedTuple):
     """Keys and values of all layers, and how many slots each sequence has filled. A plain pytree: copy it to branch.
@@ -150,6 +153,25 @@ def masked_attention(mask_bts: Bool[Array, "b #T T"], *before: Keys):
 
     def attention(q_bthd, k_btkd, v_btkd):
         return attend(q_bthd, *before, Keys(k_btkd, v_btkd, mask_bts)), (k_btkd, v_btkd)
+
+    return attention
+
+
+def causal_attention(mask_bts: Bool[Array, "b T T"]):
+    """The same for whole sequences and a mask in which no token sees a later one.
+
+    Queries go in blocks, each with the keys up to its own end: half of the scores, and one block of them in memory.
+    """
+
+    def attention(q_bthd, k_btkd, v_btkd):
+        length = q_bthd.shape[1]
+        size = max(QUERY_BLOCK, -(-length // QUERY_BLOCKS))
+        ends = [(start, min(start + size, length)) for start in range(0, length, size)]
+        mixed = [
+            attend(q_bthd[:, start:end], Keys(k_btkd[:, :end], v_btkd[:, :end], mask_bts[:, start:end, :end]))
+            for start, end in ends
+        ]
+        return jnp.concatenate(mixed, axis=1), (k_btkd, v_btkd)
 
     return attention
 
@@ -300,6 +322,7 @@ class Decoder(nnx.Module):
         if positions is None:
             start = jnp.zeros(batch, jnp.int32) if cache is None else cache.length
             positions = start[:, None] + order
+        causal = mask is None and cache is None
         if mask is None:
             mask = jnp.broadcast_to(order <= order.T, (batch, length, length))
         if lengths is None:
@@ -311,7 +334,8 @@ class Decoder(nnx.Module):
             params, slides, *held = xs
             turn, mask, filled = view(slides)
             before = () if cache is None else (Keys(*held, filled),)
-            x_btd, kept = nnx.merge(layer_def, params)(x_btd, turn, masked_attention(mask, *before))
+            attention = causal_attention(mask) if causal else masked_attention(mask, *before)
+            x_btd, kept = nnx.merge(layer_def, params)(x_btd, turn, attention)
             # Without a cache the keys die here; returning them would keep N x b x T of them alive.
             return x_btd, (x_btd, *((None, None) if cache is None else kept))
 

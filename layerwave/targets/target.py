@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -76,6 +76,20 @@ def read_config(name: str | Path) -> DecoderConfig:
     return _describe(name)[2]
 
 
+class Identity(NamedTuple):
+    """A target without its parameters: what tells it from others, and what makes tokens."""
+
+    config: DecoderConfig
+    tokenizer: "PreTrainedTokenizerFast"
+    fingerprint: str
+
+
+def identify(name: str | Path) -> Identity:
+    """Who a target is, from its small files and a few pages of the large ones; raises as `load_target` does."""
+    directory, tensors, config = _describe(name)
+    return Identity(config, _load_tokenizer(directory, config), _fingerprint(directory, tensors))
+
+
 def _describe(name: str | Path) -> tuple[Path, TensorFiles, DecoderConfig]:
     directory = _find(str(name))
     tensors = TensorFiles.open(directory)
@@ -83,13 +97,18 @@ def _describe(name: str | Path) -> tuple[Path, TensorFiles, DecoderConfig]:
     return directory, tensors, config
 
 
+def check_name(name: str) -> None:
+    """Raises `LayerwaveError` for what is no directory and cannot be a hub id; does not ask the hub."""
+    if name != MINI and not Path(name).is_dir() and (Path(name).exists() or not _HUB_ID.fullmatch(name)):
+        raise LayerwaveError(f"{name!r} is neither a directory nor a hub id such as Qwen/Qwen3-4B; check the path")
+
+
 def _find(name: str) -> Path:
+    check_name(name)
     if name == MINI:
         return MINI_FOLDER
     if Path(name).is_dir():
         return Path(name)
-    if Path(name).exists() or not _HUB_ID.fullmatch(name):
-        raise LayerwaveError(f"{name!r} is neither a directory nor a hub id such as Qwen/Qwen3-4B; check the path")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

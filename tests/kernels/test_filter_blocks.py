@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 
 from layerwave.errors import LayerwaveError
 from layerwave.kernels import block_matrix, block_sums, sink_mask, token_entropy, top_fraction
-from layerwave.kernels.filter import _softmax_entropy, _token_entropy, kept_counts
+from layerwave.kernels.filter import _token_entropy, entropy_by_positions, entropy_by_vocabulary, kept_counts
 
 
 def literal_token_entropy(normed, head):
@@ -45,17 +46,28 @@ def test_token_entropy(model, chunk):
     np.testing.assert_allclose(entropy, literal_token_entropy(*model), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("way", [entropy_by_positions, entropy_by_vocabulary])  # of accelerators, and of CPUs
+@pytest.mark.parametrize("chunk", [1, 7, 100, 512])
+def test_both_ways_of_cutting(model, way, chunk):
+    entropy = jax.jit(partial(way, chunk=chunk))(*model)
+    np.testing.assert_allclose(entropy, literal_token_entropy(*model), rtol=0, atol=1e-5)
+
+
 def test_equal_logits_have_the_entropy_of_the_vocabulary(model):
     _, head = model
     np.testing.assert_allclose(token_entropy(np.zeros((3, 24), np.float32), head), math.log(500), rtol=1e-6)
 
 
-def test_logits_of_minus_infinity_add_nothing():
-    logits = jnp.array([1.0, -jnp.inf, 1.0, -jnp.inf])
-    assert float(_softmax_entropy(logits)) == pytest.approx(math.log(2), abs=1e-7)
-    assert float(_softmax_entropy(jnp.array([-jnp.inf, 5.0, -jnp.inf]))) == 0
-    assert float(_softmax_entropy(jnp.array([1e30, -1e30, 0.0]))) == 0
-    assert jnp.isnan(_softmax_entropy(jnp.array([jnp.nan, 0.0])))
+@pytest.mark.parametrize("way", [entropy_by_positions, entropy_by_vocabulary])
+def test_logits_of_minus_infinity_add_nothing(way):
+    def entropy(*logits):
+        return float(way(jnp.ones((1, 1)), jnp.array(logits)[:, None], chunk=1)[0])
+
+    assert entropy(1.0, -math.inf, 1.0, -math.inf) == pytest.approx(math.log(2), abs=1e-7)
+    assert entropy(-math.inf, 5.0, -math.inf) == 0
+    assert entropy(1e30, -1e30, 0.0) == entropy(-1e30, 0.0, 1e30) == 0
+    assert math.isnan(entropy(math.nan, 0.0))
+    assert math.isnan(entropy(0.0, math.nan))
 
 
 def test_half_precision_states_have_float32_logits(model):
