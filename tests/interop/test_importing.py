@@ -238,6 +238,7 @@ FAULTS = {
     "bias tensor of fc": (None, lambda t: t | {"fc.bias": np.zeros(32, np.float32)}, "unused fc.bias"),
     "sliding window": (setting(sliding_window=2048), None, "sliding-window attention is not supported"),
     "qwen3 layer": (setting(model_type="qwen3"), None, "norms queries and keys"),
+    "windowed layer": (setting(model_type="mistral", sliding_window=8), None, "a mistral layer is not a Llama layer"),
     "tied": (setting(tie_word_embeddings=True), None, "tie_word_embeddings is true"),
     "last state only": (nested(use_aux_hidden_state=False), None, "use_aux_hidden_state is not true"),
     "no last norm": (nested(use_last_layernorm=False), None, "use_last_layernorm is not true"),
