@@ -20,6 +20,7 @@ from layerwave.calibration.tokens import SMALLEST_BUCKET
 from layerwave.errors import LayerwaveError
 from layerwave.targets import DecoderConfig
 from layerwave.targets.checkpoint import abstract_parameters, partition
+from layerwave.targets.decoder import query_block
 from layerwave.targets.mesh import MODEL, shares
 
 SHARE_TOKENS = 2048
@@ -154,7 +155,8 @@ def _activations(config: DecoderConfig, settings: CalibrationSettings, b: int, T
     """Bytes of one share's batch on one device: states of all layers, and the largest of what lives only for a time."""
     N, D, B, P = config.num_layers, config.hidden_size, settings.block, len(POOLS)
     states = N * b * T * _cut(D, model) * item
-    scores = 3 * 4 * b * T * T * _cut(config.num_heads, model)  # float32, its exponential, and the weights
+    # Of one block of queries: float32, its exponential, and the weights.
+    scores = 3 * 4 * b * query_block(T) * T * _cut(config.num_heads, model)
     hidden = 3 * item * b * T * _cut(config.intermediate_size, model)
     logits = 2 * 4 * min(128, b * T) * _cut(config.vocab_size, model)
     stream = 8 * 4 * b * T * D  # normed, rotated and float32 copies of one layer

@@ -157,6 +157,11 @@ def masked_attention(mask_bts: Bool[Array, "b #T T"], *before: Keys):
     return attention
 
 
+def query_block(length: int) -> int:
+    """Queries in a block of `causal_attention`."""
+    return max(QUERY_BLOCK, -(-length // QUERY_BLOCKS))
+
+
 def causal_attention(mask_bts: Bool[Array, "b T T"]):
     """The same for whole sequences and a mask in which no token sees a later one.
 
@@ -165,7 +170,7 @@ def causal_attention(mask_bts: Bool[Array, "b T T"]):
 
     def attention(q_bthd, k_btkd, v_btkd):
         length = q_bthd.shape[1]
-        size = max(QUERY_BLOCK, -(-length // QUERY_BLOCKS))
+        size = query_block(length)
         ends = [(start, min(start + size, length)) for start in range(0, length, size)]
         mixed = [
             attend(q_bthd[:, start:end], Keys(k_btkd[:, :end], v_btkd[:, :end], mask_bts[:, start:end, :end]))
