@@ -192,7 +192,7 @@ def test_all_faults_are_listed_before_the_first_row_runs(folder):
         "row 4: lacks conversations",
         "row 5: './none' is neither",
         "row 5: no/d.safetensors cannot be written",
-        "a.safetensors is named 2 times",
+        "a.safetensors is named 3 times",
         "row 7: batch_tokens is 0",
         "row 7: held.safetensors is no calibration",
         "row 8: a str, but must be a mapping",

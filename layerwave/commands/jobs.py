@@ -149,7 +149,8 @@ def read_jobs(path: Path) -> list[Job]:
             jobs.append(_job(row))
         except _RowError as error:
             faults += [f"row {number}: {fault}" for fault in error.args]
-    outs = Counter(job.out.absolute() for job in jobs)
+    named = (row["out"] for row in rows if isinstance(row, dict) and isinstance(row.get("out"), str))
+    outs = Counter(Path(out).resolve() for out in named)
     faults += [f"out {out} is named {times} times" for out, times in outs.items() if times > 1]
     if faults:
         raise LayerwaveError(f"{path} has {len(faults)} faults, and no row was run: {'; '.join(faults)}")
