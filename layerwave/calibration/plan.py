@@ -155,7 +155,7 @@ def _activations(config: DecoderConfig, settings: CalibrationSettings, b: int, T
     """Bytes of one share's batch on one device: states of all layers, and the largest of what lives only for a time."""
     N, D, B, P = config.num_layers, config.hidden_size, settings.block, len(POOLS)
     states = N * b * T * _cut(D, model) * item
-    # Blocks of queries see half of all pairs, and XLA may hold the scores of all; of one their exponentials and weights.
+    # Blocks of queries see half of all pairs, and XLA may hold the scores of all; exponentials and weights of one.
     scores = 4 * b * (T * T // 2 + 2 * query_block(T) * T) * _cut(config.num_heads, model)
     hidden = 3 * item * b * T * _cut(config.intermediate_size, model)
     # `token_entropy` takes the vocabulary in chunks on a CPU, and positions elsewhere.
@@ -163,7 +163,7 @@ def _activations(config: DecoderConfig, settings: CalibrationSettings, b: int, T
     logits = 2 * 4 * (512 * b * T if on_cpu else min(128, b * T) * _cut(config.vocab_size, model))
     stream = 8 * 4 * b * T * D  # normed, rotated and float32 copies of one layer
     blocks = 2 * 4 * b * P * B * (T + D) + 4 * N * b * P * B * B
-    return states + max(scores, hidden, logits) + stream + blocks
+    return states + max(stream + max(scores, hidden, logits), blocks)  # the forward pass, and then the blocks
 
 
 def _cut(size: int, model: int) -> int:
