@@ -1,6 +1,5 @@
 """`layerwave calibrate` and `layerwave merge`."""
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -10,9 +9,13 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 from layerwave.calibration.settings import CalibrationSettings
 from layerwave.commands.given import GivenFiles
 from layerwave.commands.jobs import run_jobs
+from layerwave.commands.loading import load_planned
 from layerwave.commands.printing import Json, check_out, print_json, progress_bar
 from layerwave.errors import LayerwaveError
 from layerwave.targets import DTypeName
+
+_OF_A_TARGET = ("dtype", "batch_tokens", "mesh", "processes")
+"""Options that say how a target is run."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,9 @@ class Calibrate:
     def run(self) -> None:
         from layerwave.calibration import calibrate, read_conversations
         from layerwave.calibration.distributed import calibrate_distributed, join
-        from layerwave.calibration.plan import SHARE_TOKENS, plan_calibration
+        from layerwave.calibration.plan import SHARE_TOKENS
         from layerwave.calibration.stream import Work
-        from layerwave.targets import load_target, make_mesh, read_config
+        from layerwave.targets import make_mesh
         from layerwave.targets.mesh import shares
 
         if self.jobs is not None:
@@ -89,21 +92,18 @@ class Calibrate:
         options, batch_tokens = self.processes, self.batch_tokens
         if options.distributed:
             processes = join(options.coordinator, options.processes, options.process, options.heartbeat_seconds)
-        mesh = make_mesh(self.mesh)
-        if options.distributed and batch_tokens is None:  # not what is free here: all processes cut the same batches
-            batch_tokens = shares(mesh) * SHARE_TOKENS
-        plan = plan_calibration(read_config(self.target), self.dtype, self.settings, mesh, batch_tokens)
-        print(f"plan: {plan}", file=sys.stderr, flush=True)
-        target = load_target(self.target, self.dtype, mesh)
+            if batch_tokens is None:  # not what is free here: all processes cut the same batches
+                batch_tokens = shares(make_mesh(self.mesh)) * SHARE_TOKENS
+        target, batch_tokens = load_planned(self.target, self.dtype, self.settings, self.mesh, batch_tokens)
         with progress_bar(f"calibrating {self.target}") as progress:
             if options.distributed:
-                work = Work.prepare(target, conversations, self.settings, plan.batch_tokens)
+                work = Work.prepare(target, conversations, self.settings, batch_tokens)
                 calibration = calibrate_distributed(
                     work, self.out, processes, shard_batches=options.shard_batches, progress=progress
                 )
             else:
                 calibration = calibrate(
-                    target, conversations, self.settings, batch_tokens=plan.batch_tokens, progress=progress
+                    target, conversations, self.settings, batch_tokens=batch_tokens, progress=progress
                 )
                 calibration.save(self.out)
         if calibration is not None:  # in one of the processes
@@ -117,6 +117,9 @@ class Calibrate:
         """One source, and a place for what comes out of it."""
         if not self.given.states and self.given != GivenFiles():
             raise LayerwaveError("options that describe given states, but no --states: name the files with --states")
+        plain = Calibrate()
+        if self.given.states and any(getattr(self, name) != getattr(plain, name) for name in _OF_A_TARGET):
+            raise LayerwaveError(f"--states with options of a target ({', '.join(_OF_A_TARGET)}): leave them out")
         if (self.target, self.conversations).count(None) != (2 if self.given.states else 0):
             raise LayerwaveError("give TARGET and CONVERSATIONS, or --states or --jobs in their place")
         if self.out is None:

@@ -11,13 +11,14 @@ from typing import Any, Literal, get_args
 import yaml
 
 from layerwave.calibration.settings import CalibrationSettings
+from layerwave.commands.loading import load_planned
 from layerwave.commands.printing import check_out, print_json, print_table, progress_bar, table_of
 from layerwave.errors import LayerwaveError
 from layerwave.targets import DTypeName
 
 _SETTINGS = {field.name: field.default for field in fields(CalibrationSettings)}
 _REQUIRED = ("target", "conversations", "out")
-_OPTIONAL = ("dtype", "batch_tokens")
+_OPTIONAL = ("dtype", "batch_tokens", "mesh")
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Job:
     settings: CalibrationSettings = CalibrationSettings()
     dtype: DTypeName = "float32"
     batch_tokens: int | None = None
+    mesh: str | None = None
 
     def is_done(self) -> bool:
         """Whether `out` is the calibration that this row would make: of the same settings, target, dtype and samples.
@@ -57,12 +59,10 @@ class Job:
     def run(self, progress: Callable[[int, int, int], None] | None = None) -> int:
         """Makes `out`; returns the number of samples. The target is gone when it returns."""
         from layerwave.calibration import calibrate, read_conversations
-        from layerwave.targets import load_target
 
         conversations = read_conversations(self.conversations)
-        batching = {} if self.batch_tokens is None else {"batch_tokens": self.batch_tokens}
-        target = load_target(self.target, self.dtype)
-        calibration = calibrate(target, conversations, self.settings, progress=progress, **batching)
+        target, batch_tokens = load_planned(self.target, self.dtype, self.settings, self.mesh, self.batch_tokens)
+        calibration = calibrate(target, conversations, self.settings, batch_tokens=batch_tokens, progress=progress)
         calibration.save(self.out)
         return len(calibration.lengths)
 
@@ -167,7 +167,7 @@ def _job(row: Any) -> Job:
     known = {*_REQUIRED, *_OPTIONAL, *_SETTINGS}
     faults = [f"unknown key {key!r}" for key in row if key not in known]
     faults += [f"lacks {key}" for key in _REQUIRED if key not in row]
-    kinds = dict.fromkeys((*_REQUIRED, "dtype"), "") | {"batch_tokens": 1} | _SETTINGS
+    kinds = dict.fromkeys((*_REQUIRED, "dtype", "mesh"), "") | {"batch_tokens": 1} | _SETTINGS
     faults += [
         f"{key} is {value!r}, but must be of type {type(kinds[key]).__name__}"
         for key, value in row.items()

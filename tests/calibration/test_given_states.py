@@ -282,6 +282,8 @@ def test_the_command_then_select(stored, tmp_path, capsys):
         ("mini --out c", "TARGET and CONVERSATIONS"),
         ("mini x.jsonl", "--out"),
         ("--out c --states s --num-layers 3 --ids 1-x", "ids '1-x'"),
+        ("--out c --states s --num-layers 3 --dtype bfloat16", "--states with options of a target"),
+        ("--out c --states s --num-layers 3 --distributed", "--states with options of a target"),
     ],
 )
 def test_the_command_refuses(tmp_path, monkeypatch, capsys, args, message):
