@@ -1,4 +1,4 @@
-"""The commands of docs/distributed.md and README.md, and the manifest, hold for the command line as it is."""
+"""The commands of docs/ and README.md, and the manifest, hold for the command line as it is."""
 
 import re
 import shlex
@@ -9,10 +9,11 @@ import yaml
 
 from layerwave.cli import Command
 from layerwave.commands.calibrate import Calibrate
+from layerwave.commands.jobs import read_jobs
 from layerwave.commands.train import Train
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = (DOCS / "distributed.md").read_text() + (DOCS.parent / "README.md").read_text()
+PAGES = "".join((DOCS / page).read_text() for page in ("distributed.md", "calibration.md", "../README.md"))
 BLOCKS = re.findall(r"```sh\n(.*?)```", PAGES.replace("\\\n", " "), re.DOTALL)
 COMMANDS = [
     shlex.split(line, comments=True)
@@ -26,13 +27,17 @@ def test_every_command_is_understood_and_there_is_one_for_every_launcher():
     assert sum(isinstance(command, Train) and command.mesh is not None for command in parsed) == 1
     distributed = [command for command in parsed if isinstance(command, Calibrate) and command.processes.distributed]
     # TPU, Slurm and by hand; in the README TPU again
-    assert [command.processes.process for command in distributed] == [
-        None,
-        None,
-        0,
-        None,
-    ]  # TPU, Slurm, by hand; README
+    assert [command.processes.process for command in distributed] == [None, None, 0, None]
     assert distributed[0] == distributed[-1]
+
+
+def test_the_job_file_is_one(tmp_path, monkeypatch):
+    (text,) = re.findall(r"```yaml\n(.*?)```", (DOCS / "calibration.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("sharegpt.json").touch()
+    Path("jobs.yaml").write_text(text)
+    first, second, third = read_jobs(Path("jobs.yaml"))
+    assert (first.dtype, second.dtype, second.settings.rho, third.mesh) == ("bfloat16", "bfloat16", 1, "data=1,model=2")
 
 
 def test_the_manifest_names_its_own_pods_and_flags_that_there_are():
