@@ -212,14 +212,22 @@ def unroll(
         module, target = draft(), jax.tree.map(lambda x: ahead(x, 1 + j), targets)
         embedded = embedding[ahead(later.tokens, 1 + j)]
         out, held = module.block(embedded, features, batch.positions + j, attention)
-        log_q = jax.nn.log_softmax(module.logits(out), axis=-1)
+        logits = module.logits(out)
+        greatest = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+        shifted = logits - greatest
+        weights = jnp.exp(shifted)
+        total = jnp.sum(weights, axis=-1)
         asked = ahead(later.loss_mask, 2 + j) & (ahead(later.documents, 2 + j) == batch.documents)
         trained = asked & drafted[target.best]
-        loss = jnp.where(trained, -jnp.sum(target.probabilities * log_q, axis=-1), 0.0)
-        reported = jax.lax.stop_gradient(log_q)
-        correct = asked & (vocabulary[jnp.argmax(reported, axis=-1)] == target.best)
+        # -Σ p log q, where p sums to 1.
+        loss = jnp.where(trained, jnp.log(total) - jnp.sum(target.probabilities * shifted, axis=-1), 0.0)
+        # The first of the greatest: argmax, which is not vectorised on a CPU.
+        place = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, None]
+        best = jnp.min(jnp.where(jax.lax.stop_gradient(shifted) == 0, place, logits.shape[-1] - 1), axis=-1)
+        correct = asked & (vocabulary[best] == target.best)
         p = target.covered[..., None] * target.probabilities
-        overlap = jnp.where(asked, jnp.sum(jnp.minimum(p, jnp.exp(reported)), axis=-1), 0.0)
+        q = jax.lax.stop_gradient(weights / total[..., None])
+        overlap = jnp.where(asked, jnp.sum(jnp.minimum(p, q), axis=-1), 0.0)
         return (module.feedback(out), *held), (loss, trained, asked, correct, overlap)
 
     module = draft()
