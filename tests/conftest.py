@@ -11,6 +11,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def programs_are_freed():
+    """Compiled programs are mapped into memory, and of mappings Linux allows 65,530 to a process: with those of all
+    modules together XLA ends in a segmentation fault."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder of real inputs that are not part of the project; tests that use it skip where it is absent."""
