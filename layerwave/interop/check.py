@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Int
+from jaxtyping import Array, Float, Float32, Int
 
 from layerwave.drafts import Draft, draft_from_tensors, draft_tensors
 from layerwave.errors import LayerwaveError
 from layerwave.interop.export import Exported
 from layerwave.interop.importing import import_draft
 from layerwave.targets import Target
-from layerwave.targets.decoder import attend
+from layerwave.targets.decoder import Keys, masked_attention
 
 TOLERANCE = 1e-4
 _SEED, _LENGTH, _STEPS = 0, 24, 2
@@ -68,21 +68,12 @@ def chain_logits(
     """
     module, order = draft.module, jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
     causal, own = order[:, None, :] <= order[:, :, None], order[:, None, :] == order[:, :, None]
-    features, keys, values, logits = module.fuse(states), [], [], []
+    features, seen, logits = module.fuse(states), [], []
     for step in range(steps):
         ahead = jnp.pad(tokens[:, 1 + step :], [(0, 0), (0, 1 + step)])
-        attention = _over_steps(keys, values, jnp.concatenate([causal, *[own] * step], axis=-1))
-        out, (key, value) = module.block(embedding[ahead], features, order + step, attention)
-        keys, values = [*keys, key], [*values, value]
+        mask = own if step else causal
+        out, kept = module.block(embedding[ahead], features, order + step, masked_attention(mask, *seen))
+        seen.append(Keys(*kept, mask))
         logits.append(module.logits(out))
         features = module.feedback(out)
     return jnp.stack(logits)
-
-
-def _over_steps(keys: list[Array], values: list[Array], mask: Bool[Array, "b T S"]):
-    """Attention over the slots of all steps, one after the other."""
-
-    def attention(q, k, v):
-        return attend(q, jnp.concatenate([*keys, k], axis=1), jnp.concatenate([*values, v], axis=1), mask), (k, v)
-
-    return attention
