@@ -18,9 +18,9 @@ from layerwave.targets.mesh import DATA, MODEL, on_mesh, shares
 
 def empty_sums(mesh: Mesh | None, num_layers: int, accumulators: int, block: int, features: int) -> Sums:
     """Zeros; on a mesh each share has its own, with the features shared out over `model` where they divide."""
-    shapes = [(num_layers, number, block, features) for number in (len(POOLS), accumulators)]
     if mesh is None:
-        return Sums(*map(jnp.zeros, shapes))
+        return Sums.zeros(num_layers, accumulators, block, features)
+    shapes = [(num_layers, number, block, features) for number in (len(POOLS), accumulators)]
     place = on_mesh(mesh, DATA, None, None, None, None if features % mesh.shape[MODEL] else MODEL)
     return Sums(*(jnp.zeros((shares(mesh), *shape), device=place) for shape in shapes))
 
