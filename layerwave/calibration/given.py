@@ -115,7 +115,7 @@ def calibrate_states(
             batch, states, entropy = _padded(sample, len(plan), settings)
             fingerprints.append(_fingerprint(sample, int(batch.lengths[0]), seen))
             weights = sample_weights(np.array(fingerprints[-1:]), settings.replicates, settings.seed)
-            sums, result = states_step(
+            sums, result, _ = states_step(
                 sums or Sums.zeros(len(states), len(weights), settings.block, states.shape[-1]),
                 states,
                 entropy,

@@ -84,27 +84,13 @@ def batch_step(
     out = decoder(tokens, lengths=lengths)
     states = spread(out.states.at[-1].set(out.normed) if post_norm else out.states)
     entropy = token_entropy(out.normed.reshape(-1, out.normed.shape[-1]), decoder.head_weight()).reshape(tokens.shape)
-    sums, result, sinks = _reduce(sums, states, entropy, lengths, weights, chosen, rho=rho, sink_multiple=sink_multiple)
+    sums, result, sinks = reduce_states(
+        sums, states, entropy, lengths, weights, chosen, rho=rho, sink_multiple=sink_multiple
+    )
     return sums, result, drawn_states(states, out.normed, sinks, where, projection, dtype)
 
 
-@partial(jax.jit, static_argnames=("rho", "sink_multiple"), donate_argnames="sums")
-def states_step(
-    sums: Sums,
-    states: Float[Array, "N b T D"],
-    entropy: Float32[Array, "b T"],
-    lengths: Int32[Array, " b"],
-    weights: Float32[Array, "C b"],
-    chosen: int | Int32[Array, ""],
-    *,
-    rho: float,
-    sink_multiple: float,
-) -> tuple[Sums, BatchResult]:
-    """What `batch_step` does after the forward pass, for states and next-token entropies that are given."""
-    return _reduce(sums, states, entropy, lengths, weights, chosen, rho=rho, sink_multiple=sink_multiple)[:2]
-
-
-def _reduce(
+def reduce_states(
     sums: Sums,
     states: Float[Array, "N b T D"],
     entropy: Float32[Array, "b T"],
@@ -134,6 +120,10 @@ def _reduce(
         finite=jnp.all(jnp.isfinite(entropy) | ~valid),
     )
     return sums, result, sinks
+
+
+states_step = jax.jit(reduce_states, static_argnames=("rho", "sink_multiple"), donate_argnames="sums")
+"""What `batch_step` does after the forward pass, for states and next-token entropies that are given."""
 
 
 def pool_masks(
