@@ -11,7 +11,6 @@ widths of target/draft, `V`/`Vd` tokens of target/draft, `H`/`K` query/key heads
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -19,8 +18,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Float32, Int, PyTree
 
+from layerwave.drafts.attention import attend_unrolled
 from layerwave.drafts.eagle3 import Eagle3
 from layerwave.drafts.loader import Batch, attention_mask
+from layerwave.drafts.loss import first_greatest, soft_cross_entropy
 from layerwave.errors import LayerwaveError
 from layerwave.targets import DTypeName
 from layerwave.targets.decoder import matmul_precision
@@ -78,7 +79,7 @@ def supervise(
         return Supervision(
             jnp.exp(drafted_bcv - drafted_bc),
             jnp.exp(drafted_bc - total_bc)[..., 0],
-            jnp.argmax(logits_bcv, axis=-1).astype(jnp.int32),
+            first_greatest(logits_bcv),
         )
 
     columns = max(1, chunk // batch)
@@ -137,30 +138,6 @@ class UnrollSums(NamedTuple):
         return 1 + self.accepted_sampled / jnp.maximum(self.complete, 1)
 
 
-def attend_unrolled(
-    q_bthd: Float[Array, "b T H head_dim"],
-    keys: Float[Array, "J b T K head_dim"],
-    values: Float[Array, "J b T K head_dim"],
-    mask_bts: Bool[Array, "b T T"],
-    step: Int[Array, ""],
-) -> Float[Array, "b T H head_dim"]:
-    """Softmax attention over the slots of step 0 that the mask shows, and over the own slot of steps 1 … `step`.
-
-    One softmax over the union, without a `T x JT` array: later steps bring one score a query. Scores and softmax are
-    float32.
-    """
-    batch, length, _, head_dim = q_bthd.shape
-    grouped = q_bthd.reshape(batch, length, keys.shape[3], -1, head_dim)
-    product, lowest = partial(jnp.einsum, preferred_element_type=jnp.float32), jnp.finfo(jnp.float32).min
-    verified = jnp.where(mask_bts[:, None, None], product("btkgd,bskd->bkgts", grouped, keys[0]), lowest)
-    seen = (jnp.arange(1, len(keys), dtype=jnp.int32) <= step)[None, None, None, None, :]
-    own = jnp.where(seen, product("btkgd,jbtkd->bkgtj", grouped, keys[1:]), lowest)
-    weights = jax.nn.softmax(jnp.concatenate([verified, own], axis=-1) / head_dim**0.5, axis=-1).astype(q_bthd.dtype)
-    mixed = jnp.einsum("bkgts,bskd->btkgd", weights[..., :length], values[0])
-    mixed += jnp.einsum("bkgtj,jbtkd->btkgd", weights[..., length:], values[1:])
-    return mixed.reshape(q_bthd.shape)
-
-
 def unroll(
     graphdef: nnx.GraphDef,
     params: PyTree[Float[Array, "..."]],
@@ -213,21 +190,13 @@ def unroll(
         embedded = embedding[ahead(later.tokens, 1 + j)]
         out, held = module.block(embedded, features, batch.positions + j, attention)
         logits = module.logits(out)
-        greatest = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-        shifted = logits - greatest
-        weights = jnp.exp(shifted)
-        total = jnp.sum(weights, axis=-1)
+        loss, q = soft_cross_entropy(logits, target.probabilities)
         asked = ahead(later.loss_mask, 2 + j) & (ahead(later.documents, 2 + j) == batch.documents)
         trained = asked & drafted[target.best]
-        # -Σ p log q, where p sums to 1.
-        loss = jnp.where(trained, jnp.log(total) - jnp.sum(target.probabilities * shifted, axis=-1), 0.0)
-        # The first of the greatest: argmax, which is not vectorised on a CPU.
-        place = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, None]
-        best = jnp.min(jnp.where(jax.lax.stop_gradient(shifted) == 0, place, logits.shape[-1] - 1), axis=-1)
-        correct = asked & (vocabulary[best] == target.best)
-        p = target.covered[..., None] * target.probabilities
-        q = jax.lax.stop_gradient(weights / total[..., None])
-        overlap = jnp.where(asked, jnp.sum(jnp.minimum(p, q), axis=-1), 0.0)
+        loss = jnp.where(trained, loss, 0.0)
+        correct = asked & (vocabulary[first_greatest(jax.lax.stop_gradient(logits))] == target.best)
+        overlap = jnp.sum(jnp.minimum(target.covered[..., None] * target.probabilities, q), axis=-1)
+        overlap = jnp.where(asked, jax.lax.stop_gradient(overlap), 0.0)
         return (module.feedback(out), *held), (loss, trained, asked, correct, overlap)
 
     module = draft()

@@ -318,7 +318,8 @@ class Decoder(nnx.Module):
         Args:
           tokens: token ids.
           positions: rotary positions; by default 0, 1, … after what the cache holds.
-          mask: which of the tokens each of them sees; by default itself and those before it.
+          mask: which of the tokens each of them sees, without a cache none after it; by default itself and those
+            before it.
           lengths: tokens of each sequence, for rotations that depend on it (dynamic, longrope); by default all that
             are there, padding included. With a cache it must not change from call to call.
         """
@@ -327,7 +328,6 @@ class Decoder(nnx.Module):
         if positions is None:
             start = jnp.zeros(batch, jnp.int32) if cache is None else cache.length
             positions = start[:, None] + order
-        causal = mask is None and cache is None
         if mask is None:
             mask = jnp.broadcast_to(order <= order.T, (batch, length, length))
         if lengths is None:
@@ -339,7 +339,7 @@ class Decoder(nnx.Module):
             params, slides, *held = xs
             turn, mask, filled = view(slides)
             before = () if cache is None else (Keys(*held, filled),)
-            attention = causal_attention(mask) if causal else masked_attention(mask, *before)
+            attention = masked_attention(mask, *before) if before else causal_attention(mask)
             x_btd, kept = nnx.merge(layer_def, params)(x_btd, turn, attention)
             # Without a cache the keys die here; returning them would keep N x b x T of them alive.
             return x_btd, (x_btd, *((None, None) if cache is None else kept))
