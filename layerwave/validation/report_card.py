@@ -1,15 +1,16 @@
 """The report card: how well each criterion ranks layer sets by the τ of their drafts, and what choosing by it costs.
 
 A criterion *predicts τ better* than raw `S_1` where both intervals of the paired difference of their Spearman
-correlations are above 0, that over measurements and that over sets (see `correlations`). Other sets decide it: where
-two criteria are as good in general, one is better on the very sets at hand beyond the noise of their τ in 20 to 40 of
-100 simulated studies, but by both intervals in 2 to 7. Nothing is corrected for the number of criteria.
+correlations are above 0, that over measurements and that over sets (see `correlations`). Other sets decide it: of two
+criteria that are as good in general, one is almost always better on the very sets at hand, and often beyond the noise
+of their τ. Nothing is corrected for the number of criteria.
 
 Sets that criteria chose are not a random sample: those that a criterion chose for its extremes help its correlation.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -32,6 +33,9 @@ from layerwave.validation.result import Validation
 
 REFERENCE = "entropy"
 """The criterion that others are compared with: raw `S_1`, the paper's."""
+
+ALL, WITHIN = "all sets", "within sizes"
+"""Groups of sets beside those of one size: the second takes all, each compared with those of its size only."""
 
 PARTS = ("informativeness", "diversity")
 """Of `S_1`."""
@@ -72,7 +76,7 @@ class GroupCard:
     """All criteria in one group of sets."""
 
     name: str
-    """`all sets`, `within sizes` (all, each compared with those of its size only), `1 layer`, `2 layers`, …"""
+    """`ALL`, `WITHIN`, `1 layer`, `2 layers`, …"""
     members: tuple[int, ...]
     """Places of the sets."""
     best: int
@@ -103,6 +107,37 @@ class ReportCard:
 
     def __getitem__(self, group: str) -> GroupCard:
         return next(card for card in self.groups if card.name == group)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """All of it for JSON, with the verdicts."""
+        found = asdict(self) | {"reading": self.reading}
+        for group, card in zip(found["groups"], self.groups, strict=True):
+            for criterion, own in zip(group["criteria"], card.criteria, strict=True):
+                criterion["verdict"] = own.verdict
+        return found
+
+    @property
+    def reading(self) -> str:
+        """Sentences on raw `S_1`, overall and within sizes, and on what is told apart from it."""
+        return " ".join(_reading(card) for card in self.groups if card.name in (ALL, WITHIN))
+
+
+def _reading(card: GroupCard) -> str:
+    where = f"Over all {len(card.members)} sets" if card.name == ALL else "Among sets of one size"
+    found = card[REFERENCE].spearman
+    if found.value is None:
+        return f"{where} the correlation of raw S_1 with τ is undefined: {found.missing}."
+    text = f"{where} raw S_1 correlates with τ at ρ = {found.value:.2f}"
+    bounds = {"other seeds and questions": found.over_measurements, "other sets": found.over_sets}
+    if told := [f"{what}: {pair[0]:.2f} to {pair[1]:.2f}" for what, pair in bounds.items() if pair]:
+        text += f" ({'; '.join(told)})"
+    if card.ceiling is not None:
+        text += f", where the true τ itself would reach about {card.ceiling:.2f}"
+    for verdict in ("better", "worse"):
+        names = [own.criterion for own in card.criteria if own.verdict == verdict and own.criterion != TRAINED]
+        text += f". Predicting τ {verdict} than raw S_1: {', '.join(names) or 'none'}"
+    return f"{text}."
 
 
 def report_cards(validation: Validation, *, resamples: int = RESAMPLES, seed: int = 0) -> tuple[ReportCard, ...]:
@@ -193,9 +228,9 @@ def _levels(values: Float[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
 
 def _groups(sizes: Int[np.ndarray, " M"]) -> dict[str, Strata]:
     by_size = {int(size): np.flatnonzero(sizes == size) for size in np.unique(sizes)}
-    groups: dict[str, Strata] = {"all sets": [np.arange(len(sizes))]}
+    groups: dict[str, Strata] = {ALL: [np.arange(len(sizes))]}
     if len(by_size) > 1:
-        groups["within sizes"] = list(by_size.values())
+        groups[WITHIN] = list(by_size.values())
         groups |= {f"{size} layer{'s' * (size > 1)}": [members] for size, members in by_size.items()}
     return groups
 
