@@ -116,27 +116,26 @@ def row(rng: np.random.Generator, rounds: float, tau: float) -> Row:
 
 def planted_stages() -> tuple[Stage, ...]:
     """A cascade in which half of the sets leave at each of three stages."""
-    stages, left = [], np.argsort(-QUALITY).tolist()
-    for number, (measure, steps) in enumerate(
-        (("predicted acceptance", 0), ("held-out acceptance", 100), ("held-out acceptance", 300))
-    ):
+    rng = np.random.default_rng(1)
+    stages, left = [], np.arange(len(SETS))
+    for measure, steps, noise in (
+        ("predicted acceptance", 0, 0.2), ("held-out acceptance", 100, 0.1), ("held-out acceptance", 300, 0.05)
+    ):  # fmt: skip
+        values = (QUALITY[left] + noise * rng.normal(size=len(left))) / 4
+        order = np.argsort(-values)
+        left, values = left[order], values[order]
         stay = max(1, len(left) // 2)
-        stages.append(
-            Stage(
-                measure,
-                steps,
-                tuple(
-                    Standing(
-                        SETS[place],
-                        float(QUALITY[place] / 4),
-                        float((QUALITY[place] - QUALITY[left[0]]) / 4),
-                        None if number == 0 else 0.01,
-                        rank < stay,
-                        "among the best half" if rank < stay else "behind by more than two errors",
-                    )
-                    for rank, place in enumerate(left)
-                ),
+        standings = tuple(
+            Standing(
+                SETS[place],
+                float(value),
+                float(value - values[0]),
+                None if steps == 0 else noise / 4,
+                rank < stay,
+                "among the best half" if rank < stay else "behind by more than two errors",
             )
+            for rank, (place, value) in enumerate(zip(left.tolist(), values.tolist(), strict=True))
         )
+        stages.append(Stage(measure, steps, standings))
         left = left[:stay]
     return tuple(stages)
