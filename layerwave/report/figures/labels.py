@@ -6,15 +6,20 @@ from matplotlib.axes import Axes
 from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
-_SIDES = [(dx, dy) for far in (4, 9, 16) for dx, dy in ((far, 0), (-far, 0), (far, far), (-far, far), (far, -far),
-          (-far, -far), (0, 1.5 * far), (0, -1.5 * far))]  # fmt: skip
+_SIDES = [
+    (far * dx, far * dy)
+    for far in (4.0, 9.0, 16.0)
+    for dx, dy in ((1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1.5), (0, -1.5))
+]
 """Places of a label relative to its point, in points of type, the best first."""
 
 GAP = 7.5
 """Least distance in points between the lines of labels below each other."""
 
 
-def label_points(axes: Axes, points: Sequence[tuple[float, float, str, str]], others: Sequence[tuple[float, float]]):
+def label_points(
+    axes: Axes, points: Sequence[tuple[float, float, str, str]], others: Sequence[tuple[float, float]]
+) -> None:
     """Labels points (x, y, text, colour), each on the side where it covers the fewest labels and points.
 
     Limits of the axes must be final. `others`: further points that should stay visible.

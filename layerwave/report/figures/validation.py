@@ -32,7 +32,7 @@ MAIN = (REFERENCE, "acceptance")
 LOOKS = ((ORANGE, "o"), (BLUE, "s"), (VERMILION, "^"), (GREEN, "D"), (PURPLE, "v"), (SKY, "P"), (BLACK, "X"))
 """Colour and marker by number of layers, in their order; an eighth looks as the first."""
 
-UNNAMED = {"random", "acceptance_beam", "given"}
+UNNAMED = ("random", "acceptance_beam", "given")
 """Who chose sets that no label names."""
 
 
@@ -108,7 +108,7 @@ def _label(figure: Figure, panels: dict[str, Axes], validation: Validation, card
     looks, sets = _looks(validation), validation.candidates
     called = [", ".join(name for name in candidate.names if name not in UNNAMED) for candidate in sets]
     for name, axes in panels.items():
-        points = list(zip(scores_of(validation)[name], (tau.value for tau in card.tau), strict=True))
+        points = list(zip(scores_of(validation)[name].tolist(), (tau.value for tau in card.tau), strict=True))
         label_points(
             axes,
             [(*points[m], plain(text), looks[sets[m].size][0]) for m, text in enumerate(called) if text],
@@ -252,11 +252,11 @@ def _label_leavers(
             if place == len(stages) - 1 or (not found.stays and found.layers in names):
                 text = f"{','.join(map(str, found.layers))} {names.get(found.layers, '')}".strip()
                 look = (GREEN, "bold") if found.stays else (BLACK, "normal")
-                labels.append((ranks[place][found.layers], plain(text), *look))
-        label_column(axes, place, labels)
+                labels.append((float(ranks[place][found.layers]), plain(text), *look))
+        label_column(axes, float(place), labels)
 
 
 def _stage_title(stage: Stage) -> str:
     kept = sum(found.stays for found in stage.standings)
     steps = f"after {stage.steps:,} steps" if stage.steps else "before training"
-    return f"{stage.measure}\n{steps}\n{len(stage.standings)} sets, {kept} stay"
+    return f"{plain(stage.measure)}\n{steps}\n{len(stage.standings)} sets, {kept} stay"
