@@ -89,6 +89,8 @@ class Report:
     """A file that `layerwave calibrate` wrote."""
     selections: Annotated[Positional[tuple[Path, ...]], arg(metavar="[SELECTION ...]")] = ()
     """Files that `layerwave select` wrote, the one to judge first; without any, elsi chooses three layers."""
+    validation: Path | None = None
+    """A validation.json that `layerwave validate` wrote from this calibration: adds what drafts of many sets did."""
     out: Path = Path("report.html")
     """The HTML file to write."""
     json: Json = False
@@ -97,10 +99,12 @@ class Report:
         from layerwave.calibration import Calibration
         from layerwave.report import write_report
         from layerwave.selection import Selection
+        from layerwave.validation import Validation
 
-        check_out(self.out, self.calibration, *self.selections)
+        check_out(self.out, self.calibration, *self.selections, *([self.validation] if self.validation else []))
         calibration = Calibration.load(self.calibration)
         selections = [Selection.load(path) for path in self.selections]
+        validation = Validation.load(self.validation) if self.validation else None
         with progress_bar(f"writing {self.out}") as progress:
-            write_report(calibration, self.out, selections, progress=progress.sets)
+            write_report(calibration, self.out, selections, validation, progress=progress.sets)
         print_json({"out": str(self.out)}) if self.json else print(f"wrote {self.out}")

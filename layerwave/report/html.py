@@ -25,14 +25,20 @@ from layerwave.report.tables import (
     selections_table,
     shown,
 )
+from layerwave.report.validation import validation_section
 from layerwave.report.verdict import verdict
 from layerwave.selection import Selection, chooser, diagnose, elsi
+from layerwave.validation.result import Validation
 
 TEMPLATES = resources.files("layerwave.report") / "templates"
 
 
 def report_html(
-    calibration: Calibration, selections: Sequence[Selection] = (), *, progress: Progress | None = None
+    calibration: Calibration,
+    selections: Sequence[Selection] = (),
+    validation: Validation | None = None,
+    *,
+    progress: Progress | None = None,
 ) -> str:
     """The report on a calibration: the verdict on the first selection, figures, tables, settings, fingerprints.
 
@@ -40,6 +46,7 @@ def report_html(
         calibration: what was measured.
         selections: choices from it, the one to judge first; without any, `elsi` chooses three layers, or as many as
             there are.
+        validation: what drafts of many layer sets did: adds the section on whether the criterion predicts it.
         progress: of the one long part, predicted acceptance: called with the number of sets scored so far, and about
             how many there will be.
 
@@ -48,7 +55,7 @@ def report_html(
         no script but its own and no request.
 
     Raises:
-        LayerwaveError: a selection was made from another calibration, or a layer's CKA is undefined.
+        LayerwaveError: a selection or the validation was made from another calibration, or a layer's CKA is undefined.
     """
     for selection in selections:
         if selection.calibration != calibration.fingerprint:
@@ -57,6 +64,11 @@ def report_html(
                 f"{selection.calibration}, but the calibration holds {calibration.fingerprint}: give selections made "
                 "from this calibration"
             )
+    if validation is not None and validation.calibration != calibration.fingerprint:
+        raise LayerwaveError(
+            f"the validation scored its layer sets with the calibration {validation.calibration}, but the calibration "
+            f"given is {calibration.fingerprint}: give the one in the validation's folder"
+        )
     selections = tuple(selections) or (elsi(calibration, min(3, calibration.num_layers)),)
     chosen = selections[0]
     try:
@@ -74,6 +86,7 @@ def report_html(
         verdict=verdict(chosen, findings, section and section.study),
         acceptance=section,
         unstudied=unstudied,
+        validated=validation and validation_section(validation),
         ids=ids_table(chosen),
         pictures=drawn.drawn,
         tables=[
@@ -95,11 +108,12 @@ def write_report(
     calibration: Calibration,
     path: str | Path,
     selections: Sequence[Selection] = (),
+    validation: Validation | None = None,
     *,
     progress: Progress | None = None,
 ) -> None:
     """Writes `report_html` to a file, whole or not at all. Raises `LayerwaveError` as it does, or for the file."""
-    page = report_html(calibration, selections, progress=progress)
+    page = report_html(calibration, selections, validation, progress=progress)
     with whole_file(path) as partial:
         partial.write_text(page, encoding="utf-8")
 
