@@ -1,5 +1,18 @@
 """Does a criterion predict accepted lengths? Layer sets, drafts for all of them, and what their drafts do."""
 
+from layerwave.validation.candidates import Candidates, CandidateSettings, candidates
 from layerwave.validation.result import Candidate, Stage, Standing, Validation
+from layerwave.validation.settings import ValidationSettings
+from layerwave.validation.study import validate
 
-__all__ = ["Candidate", "Stage", "Standing", "Validation"]
+__all__ = [
+    "Candidate",
+    "CandidateSettings",
+    "Candidates",
+    "Stage",
+    "Standing",
+    "Validation",
+    "ValidationSettings",
+    "candidates",
+    "validate",
+]

@@ -50,6 +50,11 @@ class Candidate:
         """`S_1` in nats."""
         return self.scores["entropy"]
 
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Candidate":
+        """The candidate that `asdict` made a record of."""
+        return cls(**{**record, "layers": tuple(record["layers"]), "names": tuple(record["names"])})
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -157,7 +162,7 @@ class Validation:
             raise LayerwaveError(f"{path} has schema version {version}, this layerwave reads {VERSION}: validate again")
         try:
             content |= {
-                "candidates": tuple(map(_candidate, content["candidates"])),
+                "candidates": tuple(map(Candidate.from_record, content["candidates"])),
                 "seeds": tuple(content["seeds"]),
                 "evaluations": tuple(Evaluation.from_record(found, str(path)) for found in content["evaluations"]),
                 "held_out": tuple(map(tuple, content["held_out"])),
@@ -167,10 +172,6 @@ class Validation:
             return cls(**content)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LayerwaveError(f"{path} is damaged ({error!r}): validate again") from None
-
-
-def _candidate(record: Mapping[str, Any]) -> Candidate:
-    return Candidate(**{**record, "layers": tuple(record["layers"]), "names": tuple(record["names"])})
 
 
 def _stage(record: Mapping[str, Any]) -> Stage:
