@@ -8,13 +8,15 @@ from typing import Annotated
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
 from layerwave.calibration.settings import CalibrationSettings
+from layerwave.commands.evaluate import interval
 from layerwave.commands.printing import Json, parse_layers, print_json, progress_bar
-from layerwave.decoding import EvaluationSettings
+from layerwave.decoding import DistillSettings, EvaluationSettings
 from layerwave.drafts.settings import TrainSettings
 from layerwave.targets import DTypeName
-from layerwave.validation import CandidateSettings, ValidationSettings
+from layerwave.validation import CandidateSettings, CascadeSettings, ValidationSettings
 
 _DEFAULT = ValidationSettings()
+_CASCADE, _DISTILL = CascadeSettings(), DistillSettings()
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,19 @@ class Validate:
     """Compare --layers with the sets of methods, rules and chance."""
     seeds: int = _DEFAULT.seeds
     """Trainings of every draft. More can be added to a finished study."""
+    staged: FlagCreatePairsOff[bool] = False
+    """Look for the best of all sets of the sizes: a shortlist by predicted acceptance is trained on little data, halved
+    by measured acceptance, trained further, and so on; the finalists are evaluated."""
+    cascade: CascadeSettings = _CASCADE
+    """Of --staged."""
     train: TrainSettings = _DEFAULT.train
     """Of every draft."""
     calibration: CalibrationSettings = _DEFAULT.calibration
     evaluation: EvaluationSettings = _DEFAULT.evaluation
+    distilled: FlagCreatePairsOff[bool] = False
+    """Let the target answer the conversations itself before drafts are trained on them."""
+    distill: DistillSettings = _DISTILL
+    """Of --distilled."""
     target_dtype: DTypeName = "float32"
     """Of the target's parameters and activations, and of the drafts' when they are evaluated."""
     mesh: str | None = None
@@ -60,7 +71,15 @@ class Validate:
             layers=tuple(tuple(sorted(parse_layers(text))) for text in self.layers),
             beside=self.beside,
         )
-        return ValidationSettings(candidates, self.seeds, self.calibration, self.train, self.evaluation)
+        return ValidationSettings(
+            candidates,
+            self.seeds,
+            self.calibration,
+            self.train,
+            self.evaluation,
+            self.distill if self.distilled else None,
+            self.cascade if self.staged else None,
+        )
 
     def run(self) -> None:
         from layerwave.decoding.questions import BUNDLED
@@ -86,10 +105,33 @@ class Validate:
 
 
 def print_validation(validation) -> None:
-    """The table of layer sets, by tree and temperature."""
+    """The table of layer sets, one for each tree and temperature, and what was left out."""
     from layerwave.decoding import summarize
 
-    summaries = [summarize(evaluation) for evaluation in validation.evaluations]
-    for place in range(len(summaries[0]) // len(validation.candidates)):
+    by_seed = [summarize(evaluation) for evaluation in validation.evaluations]
+    runs = {(summary.nodes, summary.temperature): None for summary in by_seed[0]}
+    for nodes, temperature in runs:
+        print(f"{nodes} nodes, temperature {temperature:g}")
+        table = table_of("layers", "boundaries", "chosen by", "S_1 (nats)", "own", "χ", "τ AVG", "speed-up")
         for candidate in validation.candidates:
-            print(candidate.layers, candidate.names, candidate.entropy, place)
+            found = [
+                summary
+                for summaries in by_seed
+                for summary in summaries
+                if (summary.draft, summary.nodes, summary.temperature) == (candidate.draft, nodes, temperature)
+            ]
+            table.add_row(
+                join(candidate.layers),
+                join(candidate.boundaries),
+                ", ".join(candidate.names),
+                f"{candidate.entropy:.4f}",
+                f"{candidate.informativeness:.4f}",
+                f"{candidate.diversity:.4f}",
+                " / ".join(interval(summary.average) for summary in found),
+                " / ".join(interval(summary.speedup) for summary in found),
+            )
+        print_table(table)
+    print("layers: outputs counted from 0; boundary = layer + 1; S_1 = own (informativeness) + χ (diversity)")
+    print("τ AVG: tokens a verification round, columns weighted by their questions; intervals: 95 %, over questions")
+    for note in validation.notes:
+        print(f"note: {note}")

@@ -107,6 +107,13 @@ def candidates(
             drawn = stratified_sets(calibration, max(settings.sizes), settings.random, settings.seed, without=names)
             for layers in drawn:
                 _name(names, layers, "random")
+    return described(calibration, names, accepted, notes)
+
+
+def described(
+    calibration: Calibration, names: Names, accepted: AcceptanceScores | None = None, notes: Sequence[str] = ()
+) -> Candidates:
+    """Layer sets, each with the names of those who chose it, scored by every criterion; in the order of their sizes."""
     ordered = sorted(names, key=len)
     found, missing = scores(calibration, ordered, accepted)
     parts = [decompose(calibration, layers) for layers in ordered]

@@ -83,6 +83,12 @@ class Stage:
     standings: tuple[Standing, ...]
     """Best first."""
 
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Stage":
+        """The stage that `asdict` made a record of."""
+        standings = (Standing(**{**found, "layers": tuple(found["layers"])}) for found in record["standings"])
+        return cls(**{**record, "standings": tuple(standings)})
+
 
 @dataclass(frozen=True, repr=False)
 class Validation:
@@ -167,13 +173,8 @@ class Validation:
                 "evaluations": tuple(Evaluation.from_record(found, str(path)) for found in content["evaluations"]),
                 "held_out": tuple(map(tuple, content["held_out"])),
                 "notes": tuple(content["notes"]),
-                "stages": tuple(map(_stage, content["stages"])),
+                "stages": tuple(map(Stage.from_record, content["stages"])),
             }
             return cls(**content)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LayerwaveError(f"{path} is damaged ({error!r}): validate again") from None
-
-
-def _stage(record: Mapping[str, Any]) -> Stage:
-    standings = (Standing(**{**found, "layers": tuple(found["layers"])}) for found in record["standings"])
-    return Stage(**{**record, "standings": tuple(standings)})

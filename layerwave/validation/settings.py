@@ -8,6 +8,7 @@ from layerwave.decoding import DistillSettings, EvaluationSettings
 from layerwave.drafts.settings import FREE, TrainSettings
 from layerwave.errors import LayerwaveError
 from layerwave.validation.candidates import CandidateSettings
+from layerwave.validation.cascade import CascadeSettings
 
 CANDIDATES, CALIBRATION = CandidateSettings(), CalibrationSettings()
 TRAIN = TrainSettings(steps=240, batch_size=2, max_length=512, ttt_steps=1, learning_rate=3e-3)
@@ -32,6 +33,8 @@ class ValidationSettings:
     """The seed of the samples is the validation's."""
     distill: DistillSettings | None = None
     """Let the target answer the conversations itself before drafts are trained on them."""
+    cascade: CascadeSettings | None = None
+    """Look for the best of all sets of the sizes, instead of comparing what methods and chance choose."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1:

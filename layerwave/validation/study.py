@@ -2,8 +2,9 @@
 
 OUT/study.json               identity: target, conversations, questions, settings
 OUT/calibration.safetensors  see calibration
-OUT/candidates.json          the layer sets, their scores, and notes
 OUT/conversations.jsonl      what the target answered, if it was asked to
+OUT/cascade/                 of a cascade: the scores of all sets, stage-0.json, …, and the runs of its rungs
+OUT/candidates.json          the layer sets, their scores, and notes
 OUT/seed-0/                  the run that trained all drafts together, see drafts/run.py; one folder a seed
 OUT/evaluation-0.json        accepted lengths of all its drafts; one file a seed
 OUT/seconds.json             wall clock by stage
@@ -20,27 +21,37 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from layerwave.calibration import Calibration, calibrate, read_conversations
 from layerwave.calibration.conversations import Conversations
 from layerwave.decoding import Evaluation, distill, evaluate, read_questions
+from layerwave.decoding.journal import Journal
 from layerwave.decoding.questions import BUNDLED, fingerprint
 from layerwave.drafts import decontaminate, load_draft
 from layerwave.drafts.examples import Examples, examples
 from layerwave.drafts.metrics import read_metrics
+from layerwave.drafts.settings import TrainSettings
 from layerwave.errors import LayerwaveError
 from layerwave.files import whole_file
 from layerwave.identity import require_same
+from layerwave.selection import PredictedAcceptance, check_layers, predicted_acceptance
+from layerwave.selection.sets import all_sets
 from layerwave.targets import Target
-from layerwave.validation.candidates import Candidates, candidates
-from layerwave.validation.result import Candidate, Layers, Validation
+from layerwave.validation.candidates import Candidates, candidates, described
+from layerwave.validation.cascade import cost, halve, shortlist, staying
+from layerwave.validation.held_out import held_out_acceptance
+from layerwave.validation.result import Candidate, Layers, Stage, Validation
 from layerwave.validation.settings import ValidationSettings
 
 SCHEMA, VERSION = "layerwave.study", 1
+CHUNK = 16
+"""Sets whose predicted acceptance is a line of the journal: some seconds."""
 
 Bars = Callable[[str], AbstractContextManager[Any]]
 """Opens the progress of a stage by its title, such as `layerwave.progress.Progress`; it may give None."""
@@ -76,8 +87,9 @@ def validate(
     settings = settings or ValidationSettings()
     study = Study.open(target, conversations, Path(out), settings, Path(questions), bars, announce)
     calibration = study.calibrated()
-    found = study.chosen(calibration)
     data = study.examples()
+    stages = study.cascade(calibration, data) if settings.cascade else ()
+    found = study.chosen(calibration, stages)
     seeds = tuple(range(settings.seeds))
     evaluations, held_out = [], []
     for seed in seeds:
@@ -95,6 +107,8 @@ def validate(
         evaluations=tuple(evaluations),
         held_out=tuple(held_out) if all(held_out) else (),
         notes=(*study.notes, *found.notes),
+        stages=stages,
+        cost=cost(stages, len(found.sets), study.steps(0), len(seeds)) if stages else {},
         seconds=study.seconds,
     )
     validation.save(study.folder / "validation.json")
@@ -168,18 +182,62 @@ class Study:
             found.save(path)
         return found
 
-    def chosen(self, calibration: Calibration) -> Candidates:
-        """The layer sets, chosen and scored where they are not yet."""
+    def chosen(self, calibration: Calibration, stages: Sequence[Stage] = ()) -> Candidates:
+        """The layer sets, chosen and scored where they are not yet: by methods, rules and chance, or by a cascade."""
         path = self.folder / "candidates.json"
         if path.exists():
             record = json.loads(path.read_text(encoding="utf-8"))
             return Candidates(tuple(map(Candidate.from_record, record["sets"])), tuple(record["notes"]))
         with self.clock("select"), self.bars("scoring layer sets") as bar:
-            progress = bar and (lambda done: bar.sets(done, done + 1))
-            found = candidates(calibration, self.settings.candidates, progress=progress)
-        with whole_file(path) as partial:
-            partial.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
+            if stages:
+                found = described(calibration, {layers: ["cascade"] for layers in staying(stages[-1])})
+            else:
+                progress = bar and (lambda done: bar.sets(done, done + 1))
+                found = candidates(calibration, self.settings.candidates, progress=progress)
+        _write(path, asdict(found))
         return found
+
+    def cascade(self, calibration: Calibration, data: Examples) -> tuple[Stage, ...]:
+        """The stages from all sets of the sizes to the finalists, run where they have not been yet."""
+        settings, folder = self.settings.cascade, self.folder / "cascade"
+        folder.mkdir(exist_ok=True)
+        given = [check_layers(layers, calibration.num_layers) for layers in self.settings.candidates.layers]
+
+        def first() -> Stage:
+            with self.clock("predict acceptance"), self.bars("predicting acceptance") as bar:
+                found = predict_all(
+                    calibration, self.settings.candidates.sizes, given, folder / "predicted.jsonl", bar and bar.sets
+                )
+            return shortlist(found, settings.shortlist, given)
+
+        stages = [_once(folder / "stage-0.json", first)]
+        for rung, share in enumerate(settings.rungs, 1):
+            halved = partial(self.rung, rung, share, staying(stages[-1]), data)
+            stages.append(_once(folder / f"stage-{rung}.json", halved))
+        return tuple(stages)
+
+    def rung(self, rung: int, share: float, sets: Sequence[Layers], data: Examples) -> Stage:
+        """Trains drafts on a share of the steps, and halves them."""
+        from layerwave.drafts.loader import split
+
+        settings, folder = self.settings.train, self.folder / "cascade" / f"rung-{rung}"
+        if settings.steps is None:
+            little = replace(settings, epochs=settings.epochs * share)
+        else:
+            little = replace(settings, steps=max(1, round(settings.steps * share)))
+        self.train(sets, data, replace(little, seed=0), folder, f"rung {rung}")
+        drafts = [load_draft(folder / "drafts" / "-".join(map(str, layers))) for layers in sets]
+        with self.clock(f"compare, rung {rung}"), self.bars(f"comparing {len(sets)} drafts, rung {rung}") as bar:
+            measured = held_out_acceptance(
+                self.target,
+                drafts,
+                split(data, settings.held_out)[1],
+                self.length,
+                packed=settings.layout == "packed",
+                progress=bar and (lambda done, total: bar.show(done, total, f"{done} of {total} rows")),
+            )
+        steps = max(line["step"] for line in read_metrics(folder))
+        return halve(measured, sets, steps, self.settings.cascade.finalists)
 
     def examples(self) -> Examples:
         """What the drafts learn from."""
@@ -188,8 +246,12 @@ class Study:
             source = self.folder / "conversations.jsonl"
             with self.clock("distill"), self.bars(f"distilling {target.name}") as bar:
                 distill(target, self.conversations, source, self.settings.distill, progress=bar)
-        length = min(self.settings.train.max_length, target.config.max_positions)
-        return examples(target.tokenizer, target.config.vocab_size, source, length)
+        return examples(target.tokenizer, target.config.vocab_size, source, self.length)
+
+    @property
+    def length(self) -> int:
+        """Tokens of an example at most."""
+        return min(self.settings.train.max_length, self.target.config.max_positions)
 
     def run(self, seed: int) -> Path:
         """The folder of the drafts' training."""
@@ -197,20 +259,18 @@ class Study:
 
     def trained(self, sets: Sequence[Candidate], data: Examples, seed: int) -> None:
         """Trains the drafts of all sets together."""
+        settings = replace(self.settings.train, seed=seed)
+        self.train([candidate.layers for candidate in sets], data, settings, self.run(seed), f"seed {seed}")
+
+    def train(self, sets: Sequence[Layers], data: Examples, settings: TrainSettings, folder: Path, title: str) -> None:
         from layerwave.drafts.trainer import train  # its loader and checkpoints take seconds to import
 
-        layer_sets = [candidate.layers for candidate in sets]
-        title = f"training {len(sets)} drafts, seed {seed}"
-        with self.clock(f"train, seed {seed}"), self.bars(title) as bar:
-            train(
-                self.target,
-                data,
-                layer_sets,
-                replace(self.settings.train, seed=seed),
-                self.run(seed),
-                progress=bar and bar.steps,
-                announce=self.announce,
-            )
+        with self.clock(f"train, {title}"), self.bars(f"training {len(sets)} drafts, {title}") as bar:
+            train(self.target, data, sets, settings, folder, progress=bar and bar.steps, announce=self.announce)
+
+    def steps(self, seed: int) -> int:
+        """Steps of a finished training."""
+        return max(line["step"] for line in read_metrics(self.run(seed)))
 
     def held_out(self, sets: Sequence[Candidate], seed: int) -> tuple[float, ...]:
         """First-step acceptance of each draft on the held-out examples after the last step; empty without such."""
@@ -245,5 +305,41 @@ class Study:
         finally:
             spent = self.seconds
             spent[stage] = round(spent.get(stage, 0.0) + time.monotonic() - started, 1)
-            with whole_file(self.folder / "seconds.json") as partial:
-                partial.write_text(json.dumps(spent, indent=1) + "\n", encoding="utf-8")
+            _write(self.folder / "seconds.json", spent)
+
+
+def predict_all(
+    calibration: Calibration,
+    sizes: Sequence[int],
+    given: Sequence[Layers],
+    path: Path,
+    progress: Callable[[int, int], None] | None = None,
+) -> PredictedAcceptance:
+    """Predicted acceptance of every set of the sizes, and of given ones; `path` is a journal that is gone on with."""
+    sets = [tuple(row) for size in sizes for block in all_sets(calibration.num_layers, size) for row in block.tolist()]
+    sets = list(dict.fromkeys([*sets, *given]))
+    journal = Journal(path, {"calibration": calibration.fingerprint, "sets": len(sets)})
+    records = journal.resume()
+    for start in range(len(records) * CHUNK, len(sets), CHUNK):
+        part = predicted_acceptance(calibration, sets[start : start + CHUNK])
+        records.append([part.by_sample.tolist(), part.agreement.tolist(), part.ridge.tolist()])
+        journal.append(records[-1])
+        if progress is not None:
+            progress(min(start + CHUNK, len(sets)), len(sets))
+    by_sample, agreement, ridge = (np.array([x for record in records for x in record[place]]) for place in range(3))
+    one = predicted_acceptance(calibration, sets[:1])
+    return PredictedAcceptance(tuple(sets), by_sample, one.counts, agreement, ridge, one.covered)
+
+
+def _once(path: Path, stage: Callable[[], Stage]) -> Stage:
+    """The stage of the file, or a new one that is written to it."""
+    if path.exists():
+        return Stage.from_record(json.loads(path.read_text(encoding="utf-8")))
+    found = stage()
+    _write(path, asdict(found))
+    return found
+
+
+def _write(path: Path, record: Mapping[str, Any]) -> None:
+    with whole_file(path) as partial:
+        partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
