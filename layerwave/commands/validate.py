@@ -9,7 +9,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
 from layerwave.calibration.settings import CalibrationSettings
 from layerwave.commands.evaluate import interval
-from layerwave.commands.printing import Json, parse_layers, print_json, progress_bar
+from layerwave.commands.printing import Json, join, parse_layers, print_json, print_table, progress_bar, table_of
 from layerwave.decoding import DistillSettings, EvaluationSettings
 from layerwave.drafts.settings import TrainSettings
 from layerwave.targets import DTypeName
