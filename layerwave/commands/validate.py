@@ -1,7 +1,8 @@
 """`layerwave validate`."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -52,14 +53,16 @@ class Validate:
     """Of every draft."""
     calibration: CalibrationSettings = _DEFAULT.calibration
     evaluation: EvaluationSettings = _DEFAULT.evaluation
-    distilled: FlagCreatePairsOff[bool] = False
+    distill: FlagCreatePairsOff[bool] = False
     """Let the target answer the conversations itself before drafts are trained on them."""
-    distill: DistillSettings = _DISTILL
-    """Of --distilled."""
+    distillation: DistillSettings = _DISTILL
+    """Of --distill."""
     target_dtype: DTypeName = "float32"
     """Of the target's parameters and activations, and of the drafts' when they are evaluated."""
     mesh: str | None = None
     """Devices, as in data=4,model=2: shares of a batch, and devices that share the target's parameters."""
+    dry_run: FlagCreatePairsOff[bool] = False
+    """Print what it would take, and stop; nothing is written."""
     json: Json = False
 
     @property
@@ -77,31 +80,63 @@ class Validate:
             self.calibration,
             self.train,
             self.evaluation,
-            self.distill if self.distilled else None,
+            self.distillation if self.distill else None,
             self.cascade if self.staged else None,
         )
 
     def run(self) -> None:
         from layerwave.decoding.questions import BUNDLED
         from layerwave.targets import load_target, make_mesh
-        from layerwave.validation import validate
+        from layerwave.targets.target import identify
+        from layerwave.validation import plan_validation, validate
 
-        settings = self.settings
+        settings, questions = self.settings, self.questions or BUNDLED
+        config, tokenizer, _ = identify(self.target)
+        plan = plan_validation(config, tokenizer, self.target_dtype, self.conversations, self.out, settings, questions)
+        if self.dry_run:
+            print_json(asdict(plan)) if self.json else print("\n".join(plan.lines))
+            return
+        announce = partial(print, file=sys.stderr, flush=True)
+        announce("\n".join(plan.lines))
         target = load_target(self.target, self.target_dtype, make_mesh(self.mesh))
         validation = validate(
             target,
             self.conversations,
             self.out,
             settings,
-            questions=self.questions or BUNDLED,
+            questions=questions,
             bars=progress_bar,
-            announce=lambda text: print(text, file=sys.stderr, flush=True),
+            announce=announce,
         )
         if self.json:
             print_json(validation.record)
             return
+        print_stages(validation)
         print_validation(validation)
         print(f"wrote {self.out}/validation.json")
+
+
+def print_stages(validation) -> None:
+    """Who left a cascade when and why, and what it cost; of the first stage those that stayed, and how many left."""
+    for stage in validation.stages:
+        shown = [found for found in stage.standings if found.stays or stage.steps]
+        print(f"{stage.measure} after {stage.steps:,} steps, {len(stage.standings):,} layer sets")
+        table = table_of("layers", "boundaries", "acceptance", "minus the best", "stays", "why")
+        for found in shown:
+            error = "" if found.standard_error is None else f" ± {found.standard_error:.4f}"
+            table.add_row(
+                join(found.layers),
+                join(layer + 1 for layer in found.layers),
+                f"{found.value:.4f}",
+                f"{found.behind:+.4f}{error}" if found.behind else "best",
+                "yes" if found.stays else "no",
+                found.why,
+            )
+        print_table(table)
+        if hidden := len(stage.standings) - len(shown):
+            print(f"{hidden:,} others left\n")
+    if validation.cost:
+        print("; ".join(f"{what}: {number:,}" for what, number in validation.cost.items()))
 
 
 def print_validation(validation) -> None:

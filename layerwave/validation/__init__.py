@@ -2,6 +2,7 @@
 
 from layerwave.validation.candidates import Candidates, CandidateSettings, candidates
 from layerwave.validation.cascade import CascadeSettings
+from layerwave.validation.plan import ValidationPlan, plan_validation
 from layerwave.validation.result import Candidate, Stage, Standing, Validation
 from layerwave.validation.settings import ValidationSettings
 from layerwave.validation.study import validate
@@ -14,7 +15,9 @@ __all__ = [
     "Stage",
     "Standing",
     "Validation",
+    "ValidationPlan",
     "ValidationSettings",
     "candidates",
+    "plan_validation",
     "validate",
 ]

@@ -11,7 +11,7 @@ from layerwave.validation.candidates import CandidateSettings
 from layerwave.validation.cascade import CascadeSettings
 
 CANDIDATES, CALIBRATION = CandidateSettings(), CalibrationSettings()
-TRAIN = TrainSettings(steps=240, batch_size=2, max_length=512, ttt_steps=1, learning_rate=3e-3)
+TRAIN = TrainSettings(steps=200, batch_size=2, max_length=512, ttt_steps=1, learning_rate=3e-3)
 EVALUATION = EvaluationSettings(nodes=(60,), temperatures=(0.0,), max_new_tokens=128)
 
 
