@@ -29,6 +29,7 @@ _ROOMS = {
     ),
     "drafts": "Draft DraftConfig DraftVocabulary Eagle3 initial_draft load_draft save_draft",
     "decoding": "Evaluation EvaluationSettings GenerationSettings TreeSettings decode distill evaluate generate",
+    "validation": "Validation ValidationSettings validate",
     "interop": "StateFiles export_draft import_draft layer_ids layer_ids_table",
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names.split()}

@@ -14,6 +14,7 @@ from layerwave.commands.quickstart import Quickstart
 from layerwave.commands.select import Report, Select
 from layerwave.commands.tools import Doctor, Ids
 from layerwave.commands.train import Train
+from layerwave.commands.validate import Validate
 from layerwave.errors import LayerwaveError
 
 Command = (
@@ -25,6 +26,7 @@ Command = (
     | Annotated[Distill, subcommand("distill")]
     | Annotated[Train, subcommand("train")]
     | Annotated[Evaluate, subcommand("evaluate")]
+    | Annotated[Validate, subcommand("validate")]
     | Annotated[Export, subcommand("export")]
     | Annotated[Ids, subcommand("ids")]
     | Annotated[Doctor, subcommand("doctor")]

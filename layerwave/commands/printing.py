@@ -13,12 +13,12 @@ from layerwave.errors import LayerwaveError
 Json = FlagCreatePairsOff[Annotated[bool, arg(help="Print the result as JSON instead of a table.")]]
 
 
-def parse_layers(text: str) -> list[int]:
+def parse_layers(text: str, what: str = "layers", example: str = "5,23,35") -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise LayerwaveError(
-            f"layers {text!r} are not whole numbers between commas; write for example 5,23,35"
+            f"{what} {text!r} are not whole numbers between commas; write for example {example}"
         ) from None
 
 

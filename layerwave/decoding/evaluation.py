@@ -174,7 +174,18 @@ class Evaluation:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise LayerwaveError(f"{path} cannot be read ({error}): give a file of `layerwave evaluate`") from None
-        if not isinstance(content, dict) or content.pop("schema", None) != SCHEMA:
+        return cls.from_record(content, str(path))
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the file holds, as JSON can say it."""
+        return self.header | {"runs": [asdict(run) for run in self.runs]}
+
+    @classmethod
+    def from_record(cls, content: Any, path: str) -> "Evaluation":
+        """The evaluation of a `record` that was read from the file `path`; raises as `load` does."""
+        content = dict(content) if isinstance(content, dict) else {}
+        if content.pop("schema", None) != SCHEMA:
             raise LayerwaveError(f"{path} is not an evaluation: give a file that `layerwave evaluate` wrote")
         if (version := content.pop("version", None)) != VERSION:
             raise LayerwaveError(f"{path} has schema version {version}, this layerwave reads {VERSION}: evaluate again")

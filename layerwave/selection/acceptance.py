@@ -69,7 +69,7 @@ class PredictedAcceptance:
     @property
     def standard_error(self) -> Float[np.ndarray, " M"]:
         """Of α̂ over the scoring samples, positions of a sample being alike. The fit is taken as given."""
-        return _clustered_error(self.by_sample, self.counts)
+        return clustered_error(self.by_sample, self.counts)
 
     @property
     def best(self) -> int:
@@ -81,7 +81,7 @@ class PredictedAcceptance:
     def difference(self, i: int, j: int) -> tuple[float, float]:
         """α̂ of set i minus α̂ of set j, and its standard error, paired over the scoring samples."""
         apart = self.by_sample[[i]] - self.by_sample[[j]]
-        return float(apart.sum() / self.counts.sum()), float(_clustered_error(apart, self.counts)[0])
+        return float(apart.sum() / self.counts.sum()), float(clustered_error(apart, self.counts)[0])
 
 
 def predicted_acceptance(
@@ -135,7 +135,7 @@ def acceptance_criterion(
     return acceptance
 
 
-def _clustered_error(sums: Float[np.ndarray, "M S"], counts: Int[np.ndarray, " S"]) -> Float[np.ndarray, " M"]:
+def clustered_error(sums: Float[np.ndarray, "M S"], counts: Int[np.ndarray, " S"]) -> Float[np.ndarray, " M"]:
     """Standard error of `Σ sums / Σ counts` for independent samples: of a ratio, by its linearisation."""
     total, samples = counts.sum(), len(counts)
     apart = sums - (sums.sum(axis=1, keepdims=True) / total) * counts
