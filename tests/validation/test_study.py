@@ -1,7 +1,6 @@
 """A whole study of a tiny target: its table, the same after kills at every stage, and what is refused."""
 
 import json
-from contextlib import contextmanager
 from dataclasses import replace
 
 import jax
@@ -13,7 +12,7 @@ from layerwave.calibration import CalibrationSettings
 from layerwave.decoding import EvaluationSettings
 from layerwave.drafts.settings import TrainSettings
 from layerwave.targets import Decoder, Target
-from layerwave.validation import CandidateSettings, CascadeSettings, Validation, ValidationSettings, validate
+from layerwave.validation import CandidateSettings, Validation, ValidationSettings, validate
 from tests.decoding.test_distill import CONFIG
 from tests.decoding.test_distill import make_target as make_shallow_target
 
@@ -79,5 +78,3 @@ def study(target, questions, tmp_path_factory):
 def test_the_file_gives_everything_back(study):
     folder, found = study
     assert Validation.load(folder / "validation.json").record == found.record
-
-
