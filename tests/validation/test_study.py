@@ -1,17 +1,22 @@
 """A whole study of a tiny target: its table, the same after kills at every stage, and what is refused."""
 
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from flax import nnx
 
-from layerwave.calibration import CalibrationSettings
-from layerwave.decoding import EvaluationSettings
+from layerwave.calibration import Calibration, CalibrationSettings
+from layerwave.decoding import Evaluation, EvaluationSettings
+from layerwave.drafts.metrics import read_metrics
 from layerwave.drafts.settings import TrainSettings
+from layerwave.errors import LayerwaveError
 from layerwave.targets import Decoder, Target
-from layerwave.validation import CandidateSettings, Validation, ValidationSettings, validate
+from layerwave.validation import CandidateSettings, CascadeSettings, Validation, ValidationSettings, validate
+from layerwave.validation.cascade import staying
+from layerwave.validation.study import Study
 from tests.decoding.test_distill import CONFIG
 from tests.decoding.test_distill import make_target as make_shallow_target
 
