@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from pools import calibration_of
 
 from layerwave.calibration import Calibration
 from layerwave.errors import LayerwaveError
@@ -21,6 +20,7 @@ from layerwave.selection import (
 from layerwave.selection.acceptance import predicted_acceptance
 from layerwave.selection.acceptance_learning import first_positions, learning_curve
 from layerwave.selection.acceptance_study import sets_to_score
+from tests.pools import calibration_of
 from tests.token_samples import planted_tokens
 
 N, B, D = 7, 8, 12

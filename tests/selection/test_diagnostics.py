@@ -7,7 +7,6 @@ import literal
 import numpy as np
 import problems
 import pytest
-from pools import calibration_of
 
 from layerwave.calibration import Calibration
 from layerwave.errors import LayerwaveError
@@ -26,6 +25,7 @@ from layerwave.selection import (
     settings_of,
     sink_dominance,
 )
+from tests.pools import calibration_of
 
 N, B, D = 8, 10, 12
 

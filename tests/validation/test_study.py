@@ -4,16 +4,19 @@ import json
 from contextlib import contextmanager
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
 from flax import nnx
 
-from layerwave.calibration import CalibrationSettings
-from layerwave.decoding import EvaluationSettings
+from layerwave.calibration import Calibration, CalibrationSettings
+from layerwave.decoding import Evaluation, EvaluationSettings
+from layerwave.drafts.metrics import read_metrics
 from layerwave.drafts.settings import TrainSettings
+from layerwave.errors import LayerwaveError
 from layerwave.targets import Decoder, Target
 from layerwave.validation import CandidateSettings, CascadeSettings, Validation, ValidationSettings, validate
+from layerwave.validation.cascade import staying
+from layerwave.validation.study import Study
 from tests.decoding.test_distill import CONFIG
 from tests.decoding.test_distill import make_target as make_shallow_target
 
@@ -44,14 +47,6 @@ def make_conversations() -> list[dict]:
     ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Compilation is most of the time here; what XLA leaves out changes the last bits, everywhere."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def target() -> Target:
     return make_target()
@@ -76,8 +71,179 @@ def study(target, questions, tmp_path_factory):
     return folder, validate(target, make_conversations(), folder, SETTINGS, questions=questions)
 
 
+STAGED = replace(
+    SETTINGS,
+    candidates=CandidateSettings(sizes=(1,)),
+    seeds=1,
+    cascade=CascadeSettings(shortlist=2, finalists=1),
+)
+
+
+class Killed(BaseException):
+    pass
+
+
+class Bar:
+    """A stage's progress that dies at its n-th call."""
+
+    def __init__(self, calls: int):
+        self.calls = calls
+
+    def __call__(self, *_):
+        self.calls -= 1
+        if self.calls == 0:
+            raise Killed
+
+    steps = sets = show = __call__
+
+
+def killed_in(title: str, calls: int):
+    @contextmanager
+    def bars(found: str):
+        yield Bar(calls if found.startswith(title) else 10**9)
+
+    return bars
+
+
+def timeless(record):
+    """Everything but seconds."""
+    if isinstance(record, dict):
+        return {key: timeless(value) for key, value in record.items() if key != "seconds"}
+    return [timeless(value) for value in record] if isinstance(record, list) else record
+
+
+def test_the_record_holds_what_the_stages_found(target, study, questions):
+    folder, found = study
+    drafts = [candidate.draft for candidate in found.candidates]
+    assert {candidate.size for candidate in found.candidates} == {1, 3}
+    assert sum("random" in candidate.names for candidate in found.candidates) == 2
+    for seed, evaluation, held_out in zip(found.seeds, found.evaluations, found.held_out, strict=True):
+        assert sorted(path.name for path in (folder / f"seed-{seed}" / "drafts").iterdir()) == sorted(drafts)
+        assert [draft.name for draft in evaluation.drafts] == drafts
+        assert evaluation.settings.seed == seed
+        assert evaluation == Evaluation.load(folder / f"evaluation-{seed}.json")
+        assert len(held_out) == len(drafts)
+        assert all(0 < value < 1 for value in held_out)
+    assert found.held_out[0] != found.held_out[1]
+    assert found.calibration == Calibration.load(folder / "calibration.safetensors").fingerprint
+    assert [note.split(" = ")[0] for note in found.notes] == ["the rule eagle3", "the rule eagle3_engine"]
+    assert {"calibrate", "select", "train, seed 0", "evaluate, seed 1"} <= found.seconds.keys()
+    assert found.settings["train"]["steps"] == 4
+    assert (found.stages, found.cost) == ((), {})
+
+
 def test_the_file_gives_everything_back(study):
     folder, found = study
-    assert Validation.load(folder / "validation.json").record == found.record
+    read = Validation.load(folder / "validation.json")
+    assert read.record == found.record
+    assert read.candidates == found.candidates
+    assert read.evaluations == found.evaluations
 
 
+def test_killed_at_every_stage_it_finds_the_same(target, questions, study, tmp_path):
+    one_seed = replace(SETTINGS, seeds=1)
+    for title, calls in (("calibrating", 1), ("scoring", 3), ("training", 3), ("evaluating", 1)):
+        with pytest.raises(Killed):
+            validate(
+                target, make_conversations(), tmp_path, one_seed, questions=questions, bars=killed_in(title, calls)
+            )
+    bars = killed_in("training", 4)
+    with pytest.raises(Killed):  # a seed more
+        validate(target, make_conversations(), tmp_path, SETTINGS, questions=questions, bars=bars)
+    found = validate(target, make_conversations(), tmp_path, SETTINGS, questions=questions)
+    assert timeless(found.record) == timeless(study[1].record)
+
+
+def test_a_finished_study_is_read_back(target, study, questions):
+    folder, found = study
+    again = validate(target, make_conversations(), folder, SETTINGS, questions=questions, bars=killed_in("", 1))
+    assert timeless(again.record) == timeless(found.record)
+
+
+def test_another_study_is_refused(target, study, questions, tmp_path):
+    folder, _ = study
+    conversations = make_conversations()
+    other = replace(SETTINGS, train=replace(SETTINGS.train, steps=5))
+    with pytest.raises(LayerwaveError, match=r"holds another run: settings\.train\.steps was 4, is 5"):
+        validate(target, conversations, folder, other, questions=questions)
+    with pytest.raises(LayerwaveError, match="conversations was"):
+        validate(target, conversations[1:], folder, SETTINGS, questions=questions)
+    with pytest.raises(LayerwaveError, match="questions was"):
+        validate(target, conversations, folder, SETTINGS)
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(LayerwaveError, match="holds no study of `layerwave validate`"):
+        validate(target, conversations, tmp_path, SETTINGS, questions=questions)
+
+
+def test_conversations_that_hold_a_question_are_left_out(target, questions, tmp_path):
+    shared = {"messages": [{"role": "user", "content": "cc a?"}, {"role": "assistant", "content": "abcab abcab"}]}
+    folder = tmp_path / "study"
+    study = Study.open(target, [*make_conversations(), shared], folder, SETTINGS, questions, killed_in("", 1), print)
+    assert len(study.conversations) == len(make_conversations())
+    assert study.notes == ("1 conversations that share 13 words in a row with a question are left out",)
+
+
+# The cascade
+
+
+@pytest.fixture(scope="module")
+def staged(target, questions, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("studies") / "staged"
+    return folder, validate(target, make_conversations(), folder, STAGED, questions=questions)
+
+
+def test_a_cascade_ends_with_its_finalists(target, staged):
+    folder, found = staged
+    first, second = found.stages
+    assert (first.measure, first.steps, len(first.standings)) == ("predicted acceptance", 0, NUM_LAYERS)
+    assert (second.measure, second.steps, len(second.standings)) == ("held-out acceptance", 2, 2)
+    assert [candidate.layers for candidate in found.candidates] == staying(second)
+    assert all(candidate.names == ("cascade",) for candidate in found.candidates)
+    assert found.cost["draft-steps of full runs of all sets"] == NUM_LAYERS * 4
+    assert found.cost["draft-steps of the cascade"] == 2 * 2 + len(found.candidates) * 4
+    assert Validation.load(folder / "validation.json").stages == found.stages
+
+
+def test_acceptance_by_row_adds_up_to_the_metrics_of_the_training(staged):
+    """The trainer's own evaluation, in batches, of the same drafts on the same examples."""
+    folder, found = staged
+    lines = [line for line in read_metrics(folder / "cascade" / "rung-1") if line["split"] == "held_out"]
+    metrics = {tuple(line["layers"]): line["acceptance"][0] for line in lines}
+    for standing in found.stages[1].standings:
+        assert standing.value == pytest.approx(metrics[standing.layers], rel=1e-5)
+    assert all(standing.standard_error > 0 for standing in found.stages[1].standings[1:])
+
+
+def test_a_killed_cascade_finds_the_same(target, questions, staged, tmp_path):
+    for title, calls in (("predicting", 1), ("training", 1), ("comparing", 1), ("training 1 ", 3)):
+        with pytest.raises(Killed):
+            validate(target, make_conversations(), tmp_path, STAGED, questions=questions, bars=killed_in(title, calls))
+    found = validate(target, make_conversations(), tmp_path, STAGED, questions=questions)
+    assert timeless(found.record) == timeless(staged[1].record)
+
+
+# Faults
+
+
+def test_a_file_that_is_no_validation_is_refused(study, tmp_path):
+    path, record = tmp_path / "validation.json", study[1].record
+
+    def refused(message, **changes):
+        path.write_text(json.dumps({**record, **changes}))
+        with pytest.raises(LayerwaveError, match=message):
+            Validation.load(path)
+
+    refused("is not a validation", schema="layerwave.evaluation")
+    refused("has schema version 2, this layerwave reads 1: validate again", version=2)
+    refused("is damaged .*do not fit together", candidates=record["candidates"][1:])
+    refused("is damaged .*do not fit together", seeds=[0])
+    refused("is damaged", candidates=[{"layers": [1]}])
+    refused("is not an evaluation", evaluations=[{}, {}])
+    path.write_text("{")
+    with pytest.raises(LayerwaveError, match="cannot be read"):
+        Validation.load(path)
+
+
+def test_no_seed_is_refused():
+    with pytest.raises(LayerwaveError, match="seeds is 0"):
+        ValidationSettings(seeds=0)
