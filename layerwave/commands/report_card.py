@@ -1,4 +1,6 @@
-"""What `layerwave validate` prints: the layer sets, their accepted lengths by column, and the report card."""
+"""What `layerwave validate` prints and draws: layer sets, their accepted lengths by column, and the report card."""
+
+from pathlib import Path
 
 from layerwave.commands.printing import join, print_table, table_of
 
@@ -30,6 +32,24 @@ def print_validation(validation, cards=None) -> None:
         print(line)
     for note in validation.notes:
         print(f"note: {note}")
+
+
+def draw_validation(validation, cards, folder: Path) -> list[Path]:
+    """Writes the figures of a validation into its folder, those of its first tree and temperature: criteria.png and
+    forest.png, and cascade.png where there was one.
+
+    Called by `layerwave validate`; its report.html is `layerwave.report.write_report(calibration, folder /
+    "report.html", validation=validation)` with the calibration of that folder.
+    """
+    from layerwave.report.figures.style import save_figure
+    from layerwave.report.figures.validation import accepted_by_criteria, cascade_funnel, criteria_forest, names_of
+
+    figures = {"criteria.png": accepted_by_criteria(validation, cards[0]), "forest.png": criteria_forest(cards[0])}
+    if validation.stages:
+        figures["cascade.png"] = cascade_funnel(validation.stages, names_of(validation))
+    for name, figure in figures.items():
+        save_figure(figure, folder / name)
+    return [folder / name for name in figures]
 
 
 EXPLANATIONS = (

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from layerwave.decoding.tau import Estimate
 from layerwave.report.figures.validation import (
-    UNNAMED,
     accepted_by_criteria,
     accepted_by_other_criteria,
     cascade_funnel,
     criteria_forest,
+    names_of,
 )
 from layerwave.report.pictures import Picture, Pictures
 from layerwave.report.tables import Table, Value, join
@@ -43,10 +43,7 @@ def validation_section(validation: Validation) -> Section:
         tables.append(_sets_table(validation, accepted, set_lengths(accepted), where))
         tables += [_group_table(validation, group, where) for group in card.groups]
     if validation.stages:
-        known = {
-            c.layers: named[0] for c in validation.candidates if (named := [n for n in c.names if n not in UNNAMED])
-        }
-        page.add("The cascade", lambda: (cascade_funnel(validation.stages, known), FUNNEL), wide=True)
+        page.add("The cascade", lambda: (cascade_funnel(validation.stages, names_of(validation)), FUNNEL), wide=True)
         tables.append(_cascade_table(validation))
     return Section(
         validation,

@@ -1,6 +1,6 @@
 """What `layerwave validate` prints of a validation."""
 
-from layerwave.commands.report_card import print_validation
+from layerwave.commands.report_card import draw_validation, print_validation
 from layerwave.validation.accepted import accepted_lengths, set_lengths
 from layerwave.validation.report_card import report_cards
 from tests.validations import NAMES, SETS, planted_validation
@@ -35,3 +35,11 @@ def test_the_tables(capsys):
     order = [row[0] for row in rows if len(row) > 5 and row[0] in ("acceptance", "entropy", "backwards")]
     assert order[:3] == ["acceptance", "entropy", "backwards"]  # by their correlation
     assert "nan" not in text.lower()
+
+
+def test_the_figures(tmp_path):
+    validation = planted_validation(seeds=2, nodes=(60,))
+    written = draw_validation(validation, report_cards(validation), tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(written)
+    assert {path.name for path in written} == {"criteria.png", "forest.png", "cascade.png"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)

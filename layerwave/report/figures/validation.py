@@ -84,6 +84,12 @@ def accepted_by_other_criteria(validation: Validation, card: ReportCard) -> Figu
     return figure
 
 
+def names_of(validation: Validation) -> dict[Layers, str]:
+    """What to call sets that methods or rules chose."""
+    known = {c.layers: [name for name in c.names if name not in UNNAMED] for c in validation.candidates}
+    return {layers: ", ".join(names) for layers, names in known.items() if names}
+
+
 def _looks(validation: Validation) -> dict[int, tuple[str, str]]:
     sizes = sorted({candidate.size for candidate in validation.candidates})
     return {size: LOOKS[place % len(LOOKS)] for place, size in enumerate(sizes)}
@@ -106,7 +112,7 @@ def _label(figure: Figure, panels: dict[str, Axes], validation: Validation, card
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     looks, sets = _looks(validation), validation.candidates
-    called = [", ".join(name for name in candidate.names if name not in UNNAMED) for candidate in sets]
+    called = [names_of(validation).get(candidate.layers, "") for candidate in sets]
     for name, axes in panels.items():
         points = list(zip(scores_of(validation)[name].tolist(), (tau.value for tau in card.tau), strict=True))
         label_points(
