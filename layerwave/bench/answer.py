@@ -15,7 +15,7 @@ class Bar:
     claim: str
     measured: Spread
     sense: Literal["at least", "at most"]
-    limit: float
+    limit: int | float
     unit: str
     """x (a ratio), s or MB."""
     why: str = ""

@@ -96,14 +96,10 @@ def test_peers_stand_beside_the_loops():
     """The fastest peer is compared with the estimator that it computes."""
     right = Peer("another", "debiased", lambda states: cka(states, "debiased"), 1e-12)
     answer = pairwise_similarity(**SHAPE, peers=[right])
-    assert [bar.claim for bar in answer.bars] == [
-        "the fastest peer, another",
-        "loops over pairs",
-        "debiased against biased",
-    ]
-    debiased, peer = (
-        next(t for t in answer.timings if t.name == name) for name in ("layerwave, debiased", "another, debiased")
-    )
+    claims = [bar.claim for bar in answer.bars]
+    assert claims == ["the fastest peer, another", "loops over pairs", "debiased against biased"]
+    by_name = {timing.name: timing for timing in answer.timings}
+    debiased, peer = by_name["layerwave, debiased"], by_name["another, debiased"]
     assert answer.bars[0].measured == peer.times(debiased)
 
 
