@@ -31,22 +31,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from half_billion import CONFIG
 
-CONFIG = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "hidden_act": "silu",
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "vocab_size": 151936,
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-    "tie_word_embeddings": True,
-    "dtype": "float32",
-}
 RHO, BLOCK, SINK_MULTIPLE, REPLICATES, CHUNK = 0.3, 32, 10.0, 32, 128
 
 

@@ -19,8 +19,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bench_train_sets import random_target
 from flax import nnx
+from half_billion import random_target
 
 from layerwave.decoding import GenerationSettings, TreeSettings, decode
 from layerwave.drafts import Draft, DraftVocabulary, Eagle3, initial_draft

@@ -16,39 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from half_billion import random_target
 
 from layerwave.drafts import DraftVocabulary, UnrollSettings
 from layerwave.drafts.loader import Batch
 from layerwave.drafts.stacks import Optimiser, initial_stacks, observe, train_step, union
-from layerwave.targets import Decoder, DecoderConfig, Target, load_target
-from layerwave.targets.rope import Rope
-
-HALF_BILLION = DecoderConfig(
-    model_type="qwen2",
-    num_layers=24,
-    hidden_size=896,
-    intermediate_size=4864,
-    num_heads=14,
-    num_kv_heads=2,
-    head_dim=64,
-    vocab_size=151_936,
-    max_positions=32_768,
-    norm_eps=1e-6,
-    rope=Rope(1e6),
-    tie_embeddings=True,
-    qkv_bias=True,
-    o_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-)
+from layerwave.targets import Target, load_target
 
 OPTIMISER = Optimiser(learning_rate=1e-4, warmup_steps=15, steps=1000, clip=0.5, weight_decay=0.0)
-
-
-def random_target() -> Target:
-    decoder = jax.jit(lambda: nnx.split(Decoder(HALF_BILLION, rngs=nnx.Rngs(0))))
-    graphdef = nnx.graphdef(nnx.eval_shape(lambda: Decoder(HALF_BILLION, rngs=nnx.Rngs(0))))
-    return Target("half-billion", HALF_BILLION, nnx.merge(graphdef, decoder()[1]), None, "random")
 
 
 class Runs:
@@ -134,6 +109,7 @@ def main() -> None:
                 "cpus": os.cpu_count(),
                 "load": os.getloadavg()[0],
                 **medians,
+                "ratios": ratios,
                 "together / separate": statistics.median(ratios),
             },
             indent=1,

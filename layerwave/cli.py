@@ -6,6 +6,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import subcommand
 
+from layerwave.commands.bench import Bench
 from layerwave.commands.calibrate import Calibrate, Merge
 from layerwave.commands.distill import Distill
 from layerwave.commands.evaluate import Evaluate
@@ -30,6 +31,7 @@ Command = (
     | Annotated[Export, subcommand("export")]
     | Annotated[Ids, subcommand("ids")]
     | Annotated[Doctor, subcommand("doctor")]
+    | Annotated[Bench, subcommand("bench")]
 )
 
 

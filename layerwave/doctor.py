@@ -48,6 +48,11 @@ def unused_accelerators(platform_in_use: str, found: Mapping[str, list[str]]) ->
     )
 
 
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _version(package: str) -> str:
     try:
         return version(package)
@@ -58,7 +63,7 @@ def _version(package: str) -> str:
 def _memory(devices) -> dict[str, str]:
     page = os.sysconf("SC_PAGE_SIZE")
     memory = {
-        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "cores": str(usable_cores()),
         "host memory": f"{page * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB",
     }
     for device in devices:

@@ -21,6 +21,7 @@ ROOMS = (
     "validation",
     "interop",
     "report",
+    "bench",
     "commands",
 )
 NEUTRAL = {"errors", "files", "identity", "progress", "doctor"}

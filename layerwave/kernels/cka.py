@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Real
 
 from layerwave.errors import LayerwaveError
-from layerwave.kernels.precision import AnyArray, always_in_float64, is_concrete, numpy_in_float64, widen
+from layerwave.kernels.host import host_grams
+from layerwave.kernels.precision import AnyArray, always_in_float64, is_concrete, wide_dtype, widen
 from layerwave.kernels.sets import check_sets
 
 Estimator = Literal["biased", "debiased"]
@@ -33,33 +34,43 @@ def gram_table(states: Real[AnyArray, "N B D"], estimator: Estimator = "biased")
     Source: the paper (arXiv 2610.12939), eq. 7.
     """
     _check_estimator(estimator, states.shape[1])
-    table = _gram_table(states, estimator=estimator)
-    if is_concrete(table):
-        _check_layers(np.diagonal(table), estimator)
-    return table
-
-
-@always_in_float64
-def _gram_table(states: Real[AnyArray, "N B D"], *, estimator: Estimator) -> Float[AnyArray, "N N"]:
+    if is_concrete(states):
+        return gram_table_from_grams(host_grams(_in_range(np.asarray(states)), _SHIFTS[estimator]), estimator)
     return _inner_products(widen(states), estimator)
 
 
 @partial(jax.jit, static_argnames="estimator")
 def _inner_products(states: Float[Array, "N B D"], estimator: Estimator) -> Float[Array, "N N"]:
-    # Features are shifted before the Gram is formed: a massive channel leaves no digits to a Gram centred afterwards.
-    # For the debiased table any shift will do, U-centring undoes it; a sink token moves the mean, but not the median.
-    centred = _less_mean(states) if estimator == "biased" else states - jnp.median(states, 1, keepdims=True)
+    shifted = jax.vmap(_SHIFTS[estimator])(states)
     # One power of two for all layers keeps squares of squares in range and rounds nothing.
-    _, exponent = jnp.frexp(jnp.max(jnp.abs(centred)))
-    centred = jnp.ldexp(centred, -exponent)
-    return _products_of_grams(jnp.einsum("nbd,ncd->nbc", centred, centred, precision=HIGHEST), estimator)
+    _, exponent = jnp.frexp(jnp.max(jnp.abs(shifted)))
+    shifted = jnp.ldexp(shifted, -exponent)
+    return _products_of_grams(jnp.einsum("nbd,ncd->nbc", shifted, shifted, precision=HIGHEST), estimator)
 
 
-def _less_mean(states: Float[Array, "*batch B D"]) -> Float[Array, "*batch B D"]:
-    """States less their mean row; exactly 0 for a constant layer."""
+def _in_range(states: Real[np.ndarray, "*batch B D"]) -> Real[np.ndarray, "*batch B D"]:
+    """The states, float64 ones divided by a power of two: no square of a narrower type leaves the range of float64."""
+    if states.dtype != np.float64:
+        return states
+    _, exponent = np.frexp(np.max(np.abs(states)))
+    return np.ldexp(states, -exponent)
+
+
+def _less_mean(X: Float[AnyArray, "*batch B D"]) -> Float[AnyArray, "*batch B D"]:
+    """States less their mean row; exactly 0 for a constant layer. Of numpy and JAX arrays."""
     # The last row goes first, for the sake of constant layers. (The first row may hold an attention sink.)
-    shifted = states - states[..., -1:, :]
-    return shifted - jnp.mean(shifted, -2, keepdims=True)
+    shifted = X - X[..., -1:, :]
+    return shifted - shifted.mean(-2, keepdims=True)
+
+
+def _less_middle_row(X: Float[AnyArray, "B D"]) -> Float[AnyArray, "B D"]:
+    """States of a layer less the row whose norm is in the middle; exactly 0 for a constant layer."""
+    return X - X[(X * X).sum(1).argsort()[len(X) // 2]][None]
+
+
+# Features are shifted before the Gram is formed: a massive channel leaves no digits to a Gram centred afterwards. For
+# the debiased table any shift will do, U-centring undoes it; a sink token moves the mean, but is no row of middle norm.
+_SHIFTS = {"biased": _less_mean, "debiased": _less_middle_row}
 
 
 @partial(jax.jit, static_argnames="estimator")
@@ -70,12 +81,13 @@ def _products_of_grams(grams: Float[Array, "N B B"], estimator: Estimator) -> Fl
     return (table + table.T) / 2
 
 
-@numpy_in_float64
 def centred_gram(states: Real[AnyArray, "*batch B D"]) -> Float[AnyArray, "*batch B B"]:
     """Gram `HKH` of the states less their mean row, exactly 0 for a constant layer; precision as in `gram`.
 
     The features are shifted, and not their Gram: a massive channel leaves no digits to a Gram centred afterwards.
     """
+    if isinstance(states, np.ndarray):
+        return host_grams(states, _less_mean).astype(wide_dtype(states))
     return _centred_gram(widen(states))
 
 

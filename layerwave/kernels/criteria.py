@@ -13,9 +13,7 @@ from layerwave.kernels.precision import AnyArray, always_in_float64, is_concrete
 from layerwave.kernels.sets import check_sets, map_sets
 
 
-def set_spectra(
-    K: Float[AnyArray, "N B B"], sets: Int[AnyArray, "M m"], *, chunk: int = 1024
-) -> Float[AnyArray, "M B"]:
+def set_spectra(K: Float[AnyArray, "N B B"], sets: Int[AnyArray, "M m"], *, chunk: int = 256) -> Float[AnyArray, "M B"]:
     """Eigenvalues, ascending, of the Gram of each set's concatenated layers; from the `N` Grams, in chunks of sets.
 
     float32 and float64 are kept. Raises `LayerwaveError` for an empty set, a chunk of fewer than 1 set and, where sets

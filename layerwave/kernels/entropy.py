@@ -68,7 +68,7 @@ def _renyi(p: Float[Array, "*batch B"], alpha: float) -> Float[Array, "*batch"]:
 
 
 def set_entropy(
-    K: Float[AnyArray, "N B B"], sets: Int[AnyArray, "M m"], alpha: int | float = 1.0, *, chunk: int = 1024
+    K: Float[AnyArray, "N B B"], sets: Int[AnyArray, "M m"], alpha: int | float = 1.0, *, chunk: int = 256
 ) -> Float[AnyArray, " M"]:
     """Entropy `S_α` in nats of the concatenated layers of each set, from the Grams of the `N` layers alone.
 

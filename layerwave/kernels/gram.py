@@ -2,12 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Real
 
-from layerwave.kernels.precision import AnyArray, numpy_in_float64, widen
+from layerwave.kernels.host import host_grams
+from layerwave.kernels.precision import AnyArray, wide_dtype, widen
 
 
-@numpy_in_float64
 def gram(states: Real[AnyArray, "*batch B D"]) -> Float[AnyArray, "*batch B B"]:
     """Uncentred Gram matrix `K = X Xᵀ` of the rows (tokens) of each `X`, exactly symmetric.
 
@@ -18,6 +19,8 @@ def gram(states: Real[AnyArray, "*batch B D"]) -> Float[AnyArray, "*batch B B"]:
 
     Source: the paper (arXiv 2610.12939), eq. 4.
     """
+    if isinstance(states, np.ndarray):
+        return host_grams(states).astype(wide_dtype(states))
     return _gram(widen(states))
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from layerwave.kernels.host import on_all_cores
 from layerwave.kernels.precision import AnyArray, numpy_in_float64, widen
 
 
@@ -28,7 +29,7 @@ def symmetric_eigenvalues(K: Float[Array, "*batch B B"]) -> Float[Array, "*batch
     """`eigenvalues` inside a trace."""
     values = jax.ShapeDtypeStruct(K.shape[:-1], K.dtype)
     return jax.lax.platform_dependent(
-        K, cpu=lambda K: _on_host(lambda K: (np.linalg.eigvalsh(K),), K, (values,))[0], default=jnp.linalg.eigvalsh
+        K, cpu=lambda K: _on_host(_values_on_host, K, (values,))[0], default=jnp.linalg.eigvalsh
     )
 
 
@@ -44,6 +45,11 @@ def _derivative(primals, tangents):
     return values, jnp.einsum("...bi,...bc,...ci->...i", vectors, dK, vectors, precision=highest)
 
 
+def _values_on_host(K: Float[np.ndarray, "*batch B B"]) -> tuple[Float[np.ndarray, "*batch B"]]:
+    matrices = K.reshape(-1, *K.shape[-2:])
+    return (on_all_cores(np.linalg.eigvalsh, matrices).reshape(K.shape[:-1]),)
+
+
 def _on_host(solve: Callable, K: jax.Array, results: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[jax.Array, ...]:
     """Runs a numpy solver on `K` in a callback.
 
@@ -53,11 +59,12 @@ def _on_host(solve: Callable, K: jax.Array, results: tuple[jax.ShapeDtypeStruct,
     dtype, num_words = K.dtype, K.dtype.itemsize // 4
 
     def callback(words: jax.Array) -> tuple[np.ndarray, ...]:
-        matrices = np.ascontiguousarray(words).view(dtype)[..., 0].astype(np.float64)
+        matrices = np.ascontiguousarray(words).view(dtype)[..., 0].astype(np.float64, copy=False)
         # One matrix that is not finite makes LAPACK fail on the whole batch: solved as zero, reported as NaN.
-        broken = ~np.isfinite(matrices).all((-2, -1))
-        matrices[broken] = 0
-        solved = [result.astype(dtype) for result in solve(matrices)]
+        broken = ~(np.isfinite(matrices.max((-2, -1))) & np.isfinite(matrices.min((-2, -1))))
+        if broken.any():
+            matrices = np.where(broken[..., None, None], 0, matrices)
+        solved = [result.astype(dtype, copy=False) for result in solve(matrices)]
         for result in solved:
             result[broken] = np.nan
         return tuple(result[..., None].view(np.uint32) for result in solved)

@@ -57,11 +57,12 @@ def layer_states(calibration: Calibration, weighting: str = "raw") -> Float[np.n
 
 
 def in_few_shapes(criterion: Criterion) -> Criterion:
-    """Pads batches to a power of two, 64 at least, so that few shapes compile."""
+    """Pads batches to 64 or another power of two, from 1,024 on to a sixteenth of one, so that few shapes compile."""
 
     @functools.wraps(criterion)
     def padded(sets: Integer[np.ndarray, "M m"]) -> Float[np.ndarray, "M"]:
-        missing = max(64, 1 << (len(sets) - 1).bit_length()) - len(sets)
+        power = max(64, 1 << (len(sets) - 1).bit_length())
+        missing = -len(sets) % (power if power <= 1024 else power // 16)
         return criterion(np.pad(sets, ((0, missing), (0, 0)), mode="edge"))[: len(sets)]
 
     return padded

@@ -190,7 +190,7 @@ def stability(
     if weighting == "trace":
         grams, centred = (K / traces[:, :, None, None] for K in (grams, centred))
 
-    score = _entropy_in_problems(grams, alpha)
+    score = entropy_in_problems(grams, alpha)
     if method == "elsi":
         propose, width, options = every_other_layer(num_layers), expand, {"expand": expand}
     else:
@@ -234,7 +234,7 @@ def _accumulators(calibration: Calibration) -> tuple[Int64[np.ndarray, "C S"], R
     return calibration.sample_weights.astype(np.int64), calibration.replicates
 
 
-def _entropy_in_problems(grams: Float64[np.ndarray, "R N B B"], alpha: float) -> Score:
+def entropy_in_problems(grams: Float64[np.ndarray, "R N B B"], alpha: float) -> Score:
     """Entropy (nats) of sets, each in its problem: layer l of problem r is Gram `r N + l` of one long list."""
     num_layers, block = grams.shape[1:3]
     listed = grams.reshape(-1, block, block)
