@@ -25,6 +25,7 @@ from layerwave.decoding.sampling import GenerationSettings
 from layerwave.drafts.contamination import Hit, decontaminate
 from layerwave.errors import LayerwaveError
 from layerwave.files import whole_file
+from layerwave.lock import only_run
 from layerwave.targets import Target
 
 Progress = Callable[[int, int, int], None]
@@ -85,7 +86,8 @@ def distill(
 
     Raises:
         LayerwaveError: unusable prompts, no chat template, a target without end tokens or with one outside its
-            vocabulary, an output or a journal of another run, a damaged journal, or no answer at all.
+            vocabulary, an output that another process writes, an output or a journal of another run, a damaged journal,
+            or no answer at all.
     """
     settings = settings or DistillSettings()
     read = read_prompts(prompts)
@@ -111,19 +113,20 @@ def distill(
         **asdict(settings),
     }
     work = _Work(Path(out), run)
-    made = work.finished()
-    if made is None:
-        plan = batches(asked, settings.batch)
-        answered = work.journal.resume()
-        done, tokens = sum(map(len, answered)), 0
-        for batch in plan[len(answered) :]:
-            answered.append(_answer(target, [asked[i] for i in batch], generation, settings))
-            work.journal.append(answered[-1])
-            done, tokens = done + len(batch), tokens + sum(record["tokens"] for record in answered[-1])
-            if progress is not None:
-                progress(done, len(asked), tokens)
-        records = dict(zip(chain(*plan), chain(*answered), strict=True))
-        made = work.finish([records[i] for i in range(len(asked))])
+    with only_run(work.out, work.description):
+        made = work.finished()
+        if made is None:
+            plan = batches(asked, settings.batch)
+            answered = work.journal.resume()
+            done, tokens = sum(map(len, answered)), 0
+            for batch in plan[len(answered) :]:
+                answered.append(_answer(target, [asked[i] for i in batch], generation, settings))
+                work.journal.append(answered[-1])
+                done, tokens = done + len(batch), tokens + sum(record["tokens"] for record in answered[-1])
+                if progress is not None:
+                    progress(done, len(asked), tokens)
+            records = dict(zip(chain(*plan), chain(*answered), strict=True))
+            made = work.finish([records[i] for i in range(len(asked))])
     return Distilled({**left_out, **made}, hits)
 
 
