@@ -12,7 +12,7 @@ import layerwave
 
 PACKAGE = Path(layerwave.__file__).parent
 ROOMS = ("kernels", "targets", "calibration", "selection", "drafts", "decoding", "interop", "report", "commands")
-NEUTRAL = {"errors", "files", "identity", "interruption", "lock", "progress", "doctor"}
+NEUTRAL = {"errors", "files", "identity", "interruption", "lock", "progress", "doctor", "warned"}
 """Modules at the top level that any room may import; they import no room."""
 
 

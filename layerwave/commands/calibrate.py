@@ -163,7 +163,8 @@ class Merge:
 
 def print_written(calibration, out: Path, as_json: bool) -> None:
     if as_json:
-        print_json({"out": str(out), **calibration.summary})
+        made = {"checks": calibration.checks, "warnings": calibration.warnings}
+        print_json({"out": str(out), **calibration.summary, **made})
         return
     print_summary(calibration)
     print(f"wrote {out}")
