@@ -6,15 +6,18 @@ removes (`sweep`). Only logs grow in place, line by line (`Lines`).
 
 import ctypes
 import errno
+import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
+from safetensors.numpy import save
 
 from layerwave.errors import LayerwaveError
 
@@ -72,6 +75,19 @@ def whole_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise cannot_write(path, error, "name a directory in a folder that exists and is writable") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
+    """Writes a safetensors file whose bytes follow from its contents: safetensors itself shuffles the metadata."""
+    content = memoryview(save(dict(tensors), dict(metadata)))
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(bytes(content[8:end]))
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
+    with path.open("wb") as file:
+        for part in (len(text).to_bytes(8, "little"), text, content[end:]):
+            file.write(part)
 
 
 class Lines:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from layerwave.decoding.journal import Journal
@@ -324,3 +325,24 @@ def test_a_second_signal_does_not_wait(tmp_path):
         process.stdout.readline()
         process.terminate()
     assert process.wait(60) == -signal.SIGTERM
+
+
+WRITE = """
+import sys
+import numpy as np
+from pathlib import Path
+from layerwave.files import write_tensors
+write_tensors(Path(sys.argv[1]), {"b": np.ones(2), "a": np.zeros(3, np.uint8)}, {name: name for name in "qwertyuiopé"})
+"""
+
+
+def test_the_bytes_of_tensors_follow_from_their_contents(tmp_path):
+    """safetensors writes metadata in an order that changes from process to process."""
+    paths = [tmp_path / str(i) for i in range(3)]
+    for path in paths:
+        subprocess.run([sys.executable, "-c", WRITE, str(path)], check=True)
+    assert len({path.read_bytes() for path in paths}) == 1
+    with safe_open(paths[0], framework="numpy") as file:
+        assert file.metadata() == {name: name for name in "qwertyuiopé"}
+        np.testing.assert_array_equal(file.get_tensor("b"), np.ones(2))
+        np.testing.assert_array_equal(file.get_tensor("a"), np.zeros(3, np.uint8))

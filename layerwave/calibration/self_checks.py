@@ -178,18 +178,18 @@ def _drift(rope: Any, places: Int32[np.ndarray, " n"], vectors: Float32[np.ndarr
     return (found[:half, :half] - found[half:, half:]) / (np.linalg.norm(vectors, axis=1).prod())
 
 
-def check_tokens(target: Target, samples: Samples) -> None:
-    """One BOS, no more, at the start of every sample, if the template writes one or the tokenizer adds it.
+def check_tokens(target: Target, samples: Samples, *, templated: bool) -> None:
+    """One BOS, no more, at the start of every sample, if the tokenizer adds it, or the template of all writes it.
 
     Raises `LayerwaveError` for two; warns of a template that writes a BOS which the tokenizer does not know for one.
     """
     tokenizer = target.tokenizer
-    found = np.array([leading_bos(tokenizer, ids[:3])[0] for ids in samples.ids])
+    found = np.array([leading_bos(tokenizer, ids[:3].tolist())[0] for ids in samples.ids])
     if (found > 1).any():
         raise LayerwaveError(
             f"{(found > 1).sum()} of {len(found)} samples begin with two BOS: take one out of the chat template"
         )
-    written = "bos_token" in str(tokenizer.chat_template) or adds_bos(tokenizer)
+    written = adds_bos(tokenizer) or (templated and "bos_token" in str(tokenizer.chat_template))
     if tokenizer.bos_token_id is not None and written and (missing := int((found == 0).sum())):
         warn(
             f"{missing} of {len(found)} samples do not begin with the BOS {tokenizer.bos_token!r}, though template or "

@@ -11,12 +11,11 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from layerwave.calibration.replicates import SHARES
 from layerwave.calibration.settings import POOLS, CalibrationSettings
 from layerwave.errors import LayerwaveError
-from layerwave.files import whole_file
+from layerwave.files import whole_file, write_tensors
 
 FORMAT = "layerwave.calibration"
 FORMAT_VERSION = 3
@@ -73,7 +72,7 @@ def write(
     }
     kept = {name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None}
     with whole_file(path) as partial:
-        partial.write_bytes(save(kept, metadata))
+        write_tensors(partial, kept, metadata)
 
 
 def read(

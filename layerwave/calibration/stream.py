@@ -103,7 +103,7 @@ class Work:
         with warnings_kept() as warnings:
             conversations = read_conversations(conversations)
             samples = draw_samples(target.tokenizer, target.config.vocab_size, conversations, settings)
-            check_tokens(target, samples)
+            check_tokens(target, samples, templated=all(conversation.turns for conversation in conversations))
         batch_tokens = shares(target.mesh) * SHARE_TOKENS if batch_tokens is None else batch_tokens
         plan = list(batches(samples.ids, settings.max_length, batch_tokens, shares(target.mesh)))
         weights = sample_weights(samples.fingerprints, settings.replicates, settings.seed)
@@ -192,7 +192,7 @@ def _run(
         probe = Probe.of(plan[probed], gathering.batches[probed])
         own, *alone = advance(empty(), probe.alone, probe.where)
         own = np.asarray((own if target.mesh is None else total(own)).pools[:, pool])
-        alone = jax.device_get(alone)
+        alone = tuple(jax.device_get(alone))
     sums = empty()
     results: list[BatchResult] = []
 
