@@ -27,6 +27,7 @@ from layerwave.errors import LayerwaveError
 from layerwave.files import whole_file
 from layerwave.lock import only_run
 from layerwave.targets import Target
+from layerwave.warned import warnings_kept
 
 Progress = Callable[[int, int, int], None]
 """Called with (conversations done, conversations in all, tokens made)."""
@@ -101,7 +102,8 @@ def distill(
     }
     if not asked:
         raise LayerwaveError(f"nothing to ask ({listed(left_out)}): give rows with a user's turn")
-    warn_of_today(target.tokenizer, conversations)
+    with warnings_kept() as warnings:
+        warn_of_today(target.tokenizer, conversations)
     generation = GenerationSettings(settings.max_new_tokens, settings.temperature, end_tokens(target))
     run = {
         "schema": "layerwave.distill",
@@ -126,7 +128,7 @@ def distill(
                 if progress is not None:
                     progress(done, len(asked), tokens)
             records = dict(zip(chain(*plan), chain(*answered), strict=True))
-            made = work.finish([records[i] for i in range(len(asked))])
+            made = work.finish([records[i] for i in range(len(asked))], warnings)
     return Distilled({**left_out, **made}, hits)
 
 
@@ -205,7 +207,7 @@ class _Work:
         require_same_run(description["run"], self.run, self.out)
         return description["tallies"]
 
-    def finish(self, records: list[dict[str, Any]]) -> dict[str, int]:
+    def finish(self, records: list[dict[str, Any]], warnings: list[str]) -> dict[str, int]:
         """Writes output and description, removes the journal, and returns the tallies."""
         rows = [record["row"] for record in records if record["row"] is not None]
         ended = Counter(record["ended"] for record in records)
@@ -222,7 +224,8 @@ class _Work:
         with whole_file(self.out) as path:
             path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
         with whole_file(self.description) as path:
-            path.write_text(json.dumps({"run": self.run, "tallies": tallies}, indent=1) + "\n", encoding="utf-8")
+            description = {"run": self.run, "tallies": tallies, "warnings": warnings}
+            path.write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
         self.journal.remove()
         return tallies
 

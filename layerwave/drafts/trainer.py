@@ -315,6 +315,7 @@ def _identity(
         "steps": steps,
         "stored states": offline,
         "settings": {name: value for name, value in asdict(settings).items() if name not in FREE},
+        **({"warnings": examples.warnings} if examples.warnings else {}),
     }
 
 
