@@ -1,5 +1,6 @@
 """The command line: parse, call, print. The commands are in `commands/`, one dataclass each."""
 
+import signal
 import sys
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from layerwave.commands.tools import Doctor, Ids
 from layerwave.commands.train import Train
 from layerwave.commands.validate import Validate
 from layerwave.errors import LayerwaveError
+from layerwave.interruption import ending_by_signals, received
 
 Command = (
     Annotated[Quickstart, subcommand("quickstart")]
@@ -36,22 +38,28 @@ Command = (
 
 
 def main(args: list[str] | None = None) -> None:
-    """Entry point of `layerwave`. Exit codes: 0, 2 for what the user can mend (one line on stderr), 130 interrupted."""
+    """Entry point of `layerwave`.
+
+    Exit codes: 0; 2 for what the user can mend (one line on stderr); 130 and 143 for SIGINT and SIGTERM (another line).
+    """
     try:
-        # Parsing builds the settings, which refuse values out of range.
-        command = tyro.cli(
-            Command,
-            args=args,
-            prog="layerwave",
-            description="Measure which layers of a target a speculative-decoding draft should read.",
-        )
-        command.run()
-    except LayerwaveError as error:
+        with ending_by_signals():
+            # Parsing builds the settings, which refuse values out of range.
+            command = tyro.cli(
+                Command,
+                args=args,
+                prog="layerwave",
+                description="Measure which layers of a target a speculative-decoding draft should read.",
+            )
+            command.run()
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) or received():
+            print("layerwave: interrupted; nothing half-written was left", file=sys.stderr)
+            sys.exit(128 + (received() or signal.SIGINT))
+        if not isinstance(error, LayerwaveError):
+            raise
         print(f"layerwave: error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("layerwave: interrupted; nothing half-written was left", file=sys.stderr)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ ROOMS = (
     "bench",
     "commands",
 )
-NEUTRAL = {"errors", "files", "identity", "progress", "doctor"}
+NEUTRAL = {"errors", "files", "identity", "interruption", "lock", "progress", "doctor", "warned"}
 """Modules at the top level that any room may import; they import no room."""
 
 
@@ -55,6 +55,35 @@ def test_a_room_imports_only_rooms_below_it(path):
 def test_neutral_modules_import_no_room():
     for name in NEUTRAL:
         assert not imported_rooms(PACKAGE / f"{name}.py") & set(ROOMS)
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_warnings_go_where_artifacts_keep_them(path):
+    """Only `warned.warn`; and files are opened to be written by files.py and the lock alone."""
+    name = path.relative_to(PACKAGE).as_posix()
+    calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
+    assert name == "warned.py" or not calls & {"logger.warning", "warnings.warn"}
+    if name not in ("files.py", "lock.py"):
+        assert not calls & {"os.replace", "os.rename", "os.open", "os.write", "shutil.move", "np.save", "np.savez"}
+
+
+WRITERS = ("write_text", "write_bytes", "savefig", "save_file", "write_tensors")
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_writer_writes_whole_files(path):
+    """What is given to a writer was given by `whole_file` or `whole_directory`, or is no file."""
+    for node in ast.walk(tree := ast.parse(path.read_text())):
+        if not isinstance(node, ast.With):
+            continue
+        items = [ast.unparse(item.context_expr).split("(")[0] for item in node.items]
+        for inner in ast.walk(node) if {"whole_file", "whole_directory"} & set(items) else ():
+            inner.whole = True
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in WRITERS:
+            text = ast.unparse(node)
+            in_memory = path.name == "svg.py" and text.startswith("figure.savefig(text")
+            assert in_memory or getattr(node, "whole", False), text
 
 
 def test_every_public_name_is_there():

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from html import escape
 from typing import Any, Literal
@@ -52,6 +52,10 @@ class Calibration:
     """Bootstrap replicates and parts of the samples of the chosen pool; None when switched off."""
     tokens: TokenSample | None = None
     """States of all layers at single drawn positions, for predicted acceptance; None when switched off."""
+    checks: dict[str, float] = field(default_factory=dict)
+    """Greatest deviations that the pass found when it checked itself, see self_checks.py."""
+    warnings: tuple[str, ...] = ()
+    """What the pass warned of."""
 
     @property
     def num_layers(self) -> int:
@@ -228,11 +232,11 @@ class Calibration:
             return parts[0]
         first = _identity(parts[0])
         for part in parts[1:]:
-            for field, value in _identity(part).items():
-                if value != first[field]:
+            for name, value in _identity(part).items():
+                if value != first[name]:
                     raise LayerwaveError(
-                        f"calibrations differ in {field} ({first[field]} and {value}), but must agree to be "
-                        f"merged: calibrate all parts with one {field}"
+                        f"calibrations differ in {name} ({first[name]} and {value}), but must agree to be "
+                        f"merged: calibrate all parts with one {name}"
                     )
         fingerprints = np.concatenate([part.fingerprints for part in parts])
         unique, order = np.unique(fingerprints, return_index=True)
@@ -257,6 +261,11 @@ class Calibration:
             target_fingerprint=parts[0].target_fingerprint,
             target_dtype=parts[0].target_dtype,
             tallies={key: sum(part.tallies.get(key, 0) for part in parts) for key in parts[0].tallies},
+            checks={
+                name: max(part.checks.get(name, 0.0) for part in parts)
+                for name in dict.fromkeys(name for part in parts for name in part.checks)
+            },
+            warnings=tuple(dict.fromkeys(warning for part in parts for warning in part.warnings)),
             replicates=replicates,
             tokens=_merged_tokens(parts),
         )
@@ -277,6 +286,8 @@ class Calibration:
                 "num_layers": str(self.num_layers),
                 "data_fingerprint": self.data_fingerprint,
                 "tallies": json.dumps(self.tallies),
+                "checks": json.dumps(self.checks),
+                "warnings": json.dumps(self.warnings),
             },
             arrays={name: getattr(self, name) for name in ARRAYS}
             | {name: getattr(self.replicates, name.removeprefix("replicate_"), None) for name in REPLICATE_ARRAYS}
@@ -301,6 +312,8 @@ class Calibration:
             target_fingerprint=header["target_fingerprint"],
             target_dtype=header["target_dtype"],
             tallies=json.loads(header["tallies"]),
+            checks=json.loads(header["checks"]),
+            warnings=tuple(json.loads(header["warnings"])),
             replicates=None if grams is None else Replicates(grams, centred, sums),
             tokens=TokenSample(**tokens) if tokens else None,
         )

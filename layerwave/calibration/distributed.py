@@ -14,7 +14,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, reduce
 from pathlib import Path
@@ -27,7 +27,9 @@ from jax.experimental import multihost_utils
 from layerwave.calibration.artifact import Calibration
 from layerwave.calibration.stream import Progress, Work
 from layerwave.errors import LayerwaveError
+from layerwave.files import cannot_write, make_folder, sweep, whole_file
 from layerwave.identity import require_same
+from layerwave.lock import only_run
 
 SHARD_BATCHES = 16
 """Batches in a shard of work: what a process computes before it writes a part of the size of all sums."""
@@ -76,6 +78,20 @@ def join(
     return Processes(jax.process_index(), jax.process_count())
 
 
+@contextmanager
+def told(processes: Processes) -> Iterator[None]:
+    """All processes leave this together; what process 0 fails of in it, all raise."""
+    said, error = np.zeros(2048, np.uint8), None
+    try:
+        yield
+    except LayerwaveError as found:
+        text = np.frombuffer(str(found).encode()[: len(said)], np.uint8)
+        said[: len(text)], error = text, found
+    said = bytes(np.asarray(multihost_utils.broadcast_one_to_all(said))).rstrip(b"\0").decode(errors="ignore")
+    if said:
+        raise error or LayerwaveError(f"process 0 failed ({said})")
+
+
 def calibrate_distributed(
     work: Work,
     out: Path,
@@ -92,14 +108,18 @@ def calibrate_distributed(
         The calibration in process 0, None in the others; in all of them when it is written.
 
     Raises:
-        LayerwaveError: as `calibrate`; `OUT.parts` belongs to another calibration (what differs is named); or another
-            process failed, which is named with its error.
+        LayerwaveError: as `calibrate`; another job writes `out`; `OUT.parts` belongs to another calibration (what
+            differs is named); or another process failed, which is named with its error.
     """
     if shard_batches < 1:
         raise LayerwaveError(f"shard_batches is {shard_batches}, but must be >= 1: pass another --shard-batches")
     job = Job(out.with_name(out.name + ".parts"), work, shard_batches)
-    with job.failing(processes.index):
-        job.open(processes.index)
+    with ExitStack() as stack:
+        with told(processes):  # the owner of the job is its first process
+            if processes.index == 0:
+                stack.enter_context(only_run(out))
+                job.open()
+        stack.enter_context(job.failing(processes.index))
         job.run(range(len(job.parts))[processes.index :: processes.number], progress)
         if processes.index:
             job.wait(lambda: not job.folder.exists())
@@ -125,13 +145,13 @@ class Job:
         shards = math.ceil(len(self.work.plan) / self.shard_batches)
         return [self.folder / f"part-{shard:05}.safetensors" for shard in range(shards)]
 
-    def open(self, process: int) -> None:
+    def open(self) -> None:
         """The folder is that of this job, and what an earlier run of it left of failures is gone."""
-        self._failure(process).unlink(missing_ok=True)
-        if process == 0:
-            self.folder.mkdir(exist_ok=True)
-            require_same(self.folder / "job.json", "layerwave.parts", 1, self._identity)
-        multihost_utils.sync_global_devices("the folder of parts is ready")
+        make_folder(self.folder)
+        require_same(self.folder / "job.json", "layerwave.parts", 1, self._identity)
+        for path in self._failures():
+            path.unlink()
+        sweep(self.folder)
 
     def run(self, shards: Sequence[int], progress: Progress | None) -> None:
         """Computes and commits those of the shards that are not there."""
@@ -169,7 +189,11 @@ class Job:
     def close(self) -> None:
         """Removes the folder; it is gone for the others at one moment."""
         old = self.folder.with_suffix(".merged")
-        self.folder.rename(old)
+        shutil.rmtree(old, ignore_errors=True)  # of a job that was killed here
+        try:
+            self.folder.rename(old)
+        except OSError as error:
+            raise cannot_write(self.folder, error, "make the folder above it writable") from None
         shutil.rmtree(old, ignore_errors=True)
 
     @contextmanager
@@ -180,7 +204,8 @@ class Job:
         except BaseException as error:
             if self.folder.is_dir() and not self._failures():
                 message = str(error) if isinstance(error, LayerwaveError) else repr(error)
-                self._failure(process).write_text(message, encoding="utf-8")
+                with suppress(LayerwaveError), whole_file(self._failure(process)) as partial:
+                    partial.write_text(message, encoding="utf-8")
             raise
 
     def require_no_failure(self) -> None:

@@ -17,11 +17,13 @@ from jaxtyping import Float, Float32, Integer
 
 from layerwave.calibration.artifact import Calibration, check_layers
 from layerwave.calibration.replicates import sample_weights
+from layerwave.calibration.self_checks import check_scores, judged
 from layerwave.calibration.settings import POOLS, CalibrationSettings
 from layerwave.calibration.step import BatchResult, Sums, states_step
-from layerwave.calibration.stream import Progress, assemble, known, require_blocks
+from layerwave.calibration.stream import Progress, assemble, known, require_blocks, warn_of_near_cuts
 from layerwave.calibration.tokens import Batch, Samples, bucket, fingerprint
 from layerwave.errors import LayerwaveError
+from layerwave.warned import warnings_kept
 
 FinalState = Literal["pre_norm", "post_norm"]
 Numbering = Literal["output", "boundary"]
@@ -148,7 +150,10 @@ def calibrate_states(
     read = Samples(ids, np.array(fingerprints), dict(tallies))
     calibration = assemble(origin, settings, read, plan, results, sums, read.tallies)
     require_blocks(calibration)
-    return calibration
+    with warnings_kept() as warnings:
+        warn_of_near_cuts(results, plan, read)
+        checks = judged(check_scores(calibration.states, settings.seed), half=False)
+    return replace(calibration, checks=checks, warnings=tuple(warnings))
 
 
 def _settled(settings: CalibrationSettings, first: GivenStates) -> CalibrationSettings:

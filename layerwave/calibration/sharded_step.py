@@ -77,6 +77,7 @@ def _sharded_step(
         drawn = DrawnStates(
             jnp.where(mine[None, :, None], drawn.states, 0),
             jnp.where(mine[:, None], drawn.normed, 0),
+            jnp.where(mine, drawn.entropy, 0),
             mine & drawn.sinks,
         )
         sums, drawn, largest, finite = jax.tree.map(lambda x: x[None], (sums, drawn, result.largest, result.finite))
@@ -87,7 +88,7 @@ def _sharded_step(
         share,
         mesh=mesh,
         in_specs=(whole, rows, rows, rows, columns, rows, whole, whole, whole),
-        out_specs=(rows, BatchResult(columns, columns, rows, rows, rows), rows),
+        out_specs=(rows, BatchResult(columns, columns, rows, rows, rows, rows), rows),
         axis_names={DATA},
         check_vma=False,
     )(params, sums, tokens, lengths, weights, jnp.arange(len(tokens), dtype=jnp.int32), chosen, where, projection)

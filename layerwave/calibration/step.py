@@ -38,6 +38,8 @@ class BatchResult(NamedTuple):
 
     curves: S_1 in nats of each sample's own block mean, NaN where it gave no block.
     kept: tokens that the pool kept.
+    gap: between the entropies, in nats, of the last token that the filter keeps and the first that it does not;
+        infinite where it keeps all.
     sinks: attention sinks among all tokens of a sample.
     largest: greatest norm of a token's state in each layer, NaN when one is not finite.
     finite: whether the next-token entropies of all tokens are, and so final-normed states and head.
@@ -45,6 +47,7 @@ class BatchResult(NamedTuple):
 
     curves: Float32[Array, "P b N"]
     kept: Int32[Array, "P b"]
+    gap: Float32[Array, " b"]
     sinks: Int32[Array, " b"]
     largest: Float32[Array, " N"]
     finite: Bool[Array, ""]
@@ -55,6 +58,8 @@ class DrawnStates(NamedTuple):
 
     states: Float[Array, "N K W"]
     normed: Float[Array, "K D"]
+    """At t + 1, as the next-token entropies."""
+    entropy: Float32[Array, " K"]
     sinks: Bool[Array, " K"]
 
 
@@ -87,7 +92,7 @@ def batch_step(
     sums, result, sinks = reduce_states(
         sums, states, entropy, lengths, weights, chosen, rho=rho, sink_multiple=sink_multiple
     )
-    return sums, result, drawn_states(states, out.normed, sinks, where, projection, dtype)
+    return sums, result, drawn_states(states, out.normed, entropy, sinks, where, projection, dtype)
 
 
 def reduce_states(
@@ -104,13 +109,14 @@ def reduce_states(
     """Filter, sinks and blocks of one batch; with the result, which tokens are sinks."""
     valid = jnp.arange(states.shape[2], dtype=jnp.int32)[None, :] < lengths[:, None]
     norms = jnp.sqrt(jnp.sum(jnp.square(states.astype(jnp.float32)), axis=-1))  # (N, b, T)
-    keep, sinks = jax.vmap(partial(pool_masks, rho=rho, sink_multiple=sink_multiple), in_axes=(0, 1, 0))(
+    keep, sinks, gap = jax.vmap(partial(pool_masks, rho=rho, sink_multiple=sink_multiple), in_axes=(0, 1, 0))(
         entropy, norms, valid
     )
     sums, curves = pool_states(sums, states, keep, weights, chosen)
     result = BatchResult(
         curves=curves,
         kept=jnp.sum(keep, axis=-1, dtype=jnp.int32).T,
+        gap=gap,
         sinks=jnp.sum(sinks, axis=-1, dtype=jnp.int32),
         largest=jnp.where(
             jnp.all(jnp.isfinite(norms) | ~valid[None], axis=(1, 2)),  # XLA's max may pass over NaN
@@ -133,11 +139,13 @@ def pool_masks(
     *,
     rho: float,
     sink_multiple: float,
-) -> tuple[Bool[Array, "P T"], Bool[Array, " T"]]:
-    """The tokens of one sample that each of the four `POOLS` keeps, and its attention sinks."""
+) -> tuple[Bool[Array, "P T"], Bool[Array, " T"], Float32[Array, ""]]:
+    """The tokens of one sample that each of the four `POOLS` keeps, its attention sinks, and `BatchResult.gap`."""
     filtered = top_fraction(entropy, valid, rho)
     sinks = sink_mask(norms, valid, sink_multiple)
-    return jnp.stack([filtered, filtered & ~sinks, valid, valid & ~sinks]), sinks
+    least = jnp.min(entropy, where=filtered, initial=jnp.inf)
+    gap = least - jnp.max(entropy, where=valid & ~filtered, initial=-jnp.inf)
+    return jnp.stack([filtered, filtered & ~sinks, valid, valid & ~sinks]), sinks, gap.astype(jnp.float32)
 
 
 def pool_states(
@@ -176,14 +184,16 @@ def pool_states(
 def drawn_states(
     states: Float[Array, "N b T D"],
     normed: Float[Array, "b T D"],
+    entropy: Float32[Array, "b T"],
     sinks: Bool[Array, "b T"],
     where: Int32[Array, "2 K"],
     projection: Float32[Array, "D W"] | None,
     dtype: DTypeLike,
 ) -> DrawnStates:
-    """States and sinks at the drawn positions t, and the final-normed states at t + 1."""
+    """States and sinks at the drawn positions t; final-normed states and entropies at t + 1."""
     row, position = where
     drawn = states[:, row, position]
     if projection is not None:
         drawn = jnp.matmul(drawn.astype(jnp.float32), projection[None], precision=jax.lax.Precision.HIGHEST)
-    return DrawnStates(drawn.astype(dtype), normed[row, position + 1].astype(dtype), sinks[row, position])
+    following = normed[row, position + 1].astype(dtype), entropy[row, position + 1]
+    return DrawnStates(drawn.astype(dtype), *following, sinks[row, position])

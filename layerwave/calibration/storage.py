@@ -11,12 +11,11 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from layerwave.calibration.replicates import SHARES
 from layerwave.calibration.settings import POOLS, CalibrationSettings
 from layerwave.errors import LayerwaveError
-from layerwave.files import whole_file
+from layerwave.files import whole_file, write_tensors
 
 FORMAT = "layerwave.calibration"
 FORMAT_VERSION = 3
@@ -51,7 +50,7 @@ TOKEN_ARRAYS = {
     "token_priorities": (np.uint64, "Q"),
     "token_sinks": (np.bool_, "Q"),
 }
-_HEADER = ("target_name", "target_fingerprint", "target_dtype", "data_fingerprint", "tallies")
+_HEADER = ("target_name", "target_fingerprint", "target_dtype", "data_fingerprint", "tallies", "checks", "warnings")
 _REMEDY = "make it again with `layerwave calibrate`"
 
 
@@ -73,7 +72,7 @@ def write(
     }
     kept = {name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None}
     with whole_file(path) as partial:
-        partial.write_bytes(save(kept, metadata))
+        write_tensors(partial, kept, metadata)
 
 
 def read(
@@ -113,7 +112,14 @@ def read_header(path: str | os.PathLike[str]) -> tuple[CalibrationSettings | Non
     try:
         settings = json.loads(header["settings"])
         settings = None if settings is None else CalibrationSettings(**settings)
+        # Versions before 0.2 kept neither.
+        header = {"checks": "{}", "warnings": "[]"} | header
         json.loads(header["tallies"])
+        checks, warnings = json.loads(header["checks"]), json.loads(header["warnings"])
+        if not all(isinstance(value, float) for value in dict(checks).values()):
+            raise ValueError(f"checks are {checks}")
+        if not (isinstance(warnings, list) and all(isinstance(warning, str) for warning in warnings)):
+            raise ValueError(f"warnings are {warnings}")
         return settings, {name: header[name] for name in _HEADER}
     except (KeyError, ValueError, TypeError, LayerwaveError) as error:
         raise LayerwaveError(f"{path} has a header that cannot be read ({error}): {_REMEDY}") from error

@@ -11,14 +11,16 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float32, Int32, UInt8
 
 from layerwave.calibration.artifact import POOLS, Calibration, check_layers
 from layerwave.calibration.conversations import Conversations, read_conversations
 from layerwave.calibration.plan import SHARE_TOKENS
 from layerwave.calibration.replicates import Replicates, sample_weights
+from layerwave.calibration.self_checks import Probe, check_alone, check_rotations, check_scores, check_tokens, judged
 from layerwave.calibration.settings import CalibrationSettings
 from layerwave.calibration.sharded_step import empty_sums, sharded_step, total
 from layerwave.calibration.step import BatchResult, DrawnStates, Sums, batch_step
@@ -27,8 +29,12 @@ from layerwave.calibration.tokens import Batch, Samples, batches, draw_samples
 from layerwave.errors import LayerwaveError
 from layerwave.targets import Target
 from layerwave.targets.mesh import shares
+from layerwave.warned import warn, warnings_kept
 
 logger = logging.getLogger(__name__)
+
+NEAR_CUT = 2e-6
+"""Entropies nearer than this may change places with the shape of a batch: float32 rounding of them, in nats."""
 
 Progress = Callable[[int, int, int], None]
 """Called after each batch with samples done, samples in all, and tokens done."""
@@ -79,6 +85,8 @@ class Work:
     plan: list[Batch]
     weights: UInt8[np.ndarray, "C S"]
     gathering: Gathering
+    warnings: tuple[str, ...] = ()
+    """Of the preparation."""
 
     @classmethod
     def prepare(
@@ -92,11 +100,15 @@ class Work:
         if settings.max_length > target.config.max_positions:
             logger.info("max_length %d lowered to the target's positions", settings.max_length)
             settings = replace(settings, max_length=target.config.max_positions)
-        samples = draw_samples(target.tokenizer, target.config.vocab_size, read_conversations(conversations), settings)
+        with warnings_kept() as warnings:
+            conversations = read_conversations(conversations)
+            samples = draw_samples(target.tokenizer, target.config.vocab_size, conversations, settings)
+            check_tokens(target, samples, templated=all(conversation.turns for conversation in conversations))
         batch_tokens = shares(target.mesh) * SHARE_TOKENS if batch_tokens is None else batch_tokens
         plan = list(batches(samples.ids, settings.max_length, batch_tokens, shares(target.mesh)))
         weights = sample_weights(samples.fingerprints, settings.replicates, settings.seed)
-        work = cls(target, settings, samples, plan, weights, Gathering.of(target, samples, plan, settings))
+        gathering = Gathering.of(target, samples, plan, settings)
+        work = cls(target, settings, samples, plan, weights, gathering, tuple(warnings))
         logger.info("%d samples in %d batches of shapes %s", len(samples.ids), len(plan), work.shapes)
         return work
 
@@ -111,18 +123,31 @@ class Work:
     def run(self, part: slice = slice(None), progress: Progress | None = None) -> Calibration:
         """The calibration of a part of the batches; by default of all. It may hold no block."""
         plan, gathering, settings = self.plan[part], self.gathering.part(part), self.settings
-        results, sums = _run(self.target, settings, plan, self.weights, gathering, progress)
+        probed = self.probed - (part.start or 0)
+        with warnings_kept() as warnings:
+            probed = probed if 0 <= probed < len(plan) else None
+            results, sums, checks = _run(self.target, settings, plan, self.weights, gathering, probed, progress)
+            warn_of_near_cuts(results, plan, self.samples)
         calibration = assemble(origin_of(self.target), settings, self.samples, plan, results, sums, self.tallies)
-        return replace(
-            calibration, tokens=gathering.finish(self.target, self.samples) if settings.token_sample else None
-        )
+        tokens = gathering.finish(self.target, self.samples) if settings.token_sample else None
+        return replace(calibration, tokens=tokens, checks=checks, warnings=tuple(warnings))
+
+    @property
+    def probed(self) -> int:
+        """The batch of fewest tokens, on which the pass checks itself, whichever part it stands in."""
+        return min(range(len(self.plan)), key=lambda index: self.plan[index].tokens.size)
 
     def checked(self, calibration: Calibration) -> Calibration:
         """The calibration of all batches, if it is one to be used; says what its token sample lacks."""
         require_blocks(calibration)
-        if calibration.tokens is not None:
-            warn_of_sides(calibration.tokens)
-        return calibration
+        with warnings_kept() as warnings:
+            if calibration.tokens is not None:
+                warn_of_sides(calibration.tokens)
+            checks = check_scores(calibration.states, self.settings.seed)
+            checks |= check_rotations(self.target, int(calibration.lengths.max()))
+            checks = judged(calibration.checks | checks, half=is_half(self.target, self.gathering.states))
+        warnings = dict.fromkeys((*self.warnings, *calibration.warnings, *warnings))
+        return replace(calibration, checks=checks, warnings=tuple(warnings))
 
 
 def _run(
@@ -131,17 +156,49 @@ def _run(
     plan: list[Batch],
     weights: UInt8[np.ndarray, "C S"],
     gathering: Gathering,
+    probed: int | None,
     progress: Progress | None,
-) -> tuple[list[BatchResult], Sums]:
-    """Sends every batch through the device; collects one batch late: the device never waits."""
+) -> tuple[list[BatchResult], Sums, dict[str, float]]:
+    """Sends every batch through the device; collects one batch late: the device never waits.
+
+    `probed` is the batch of the self-checks, whose deviations come last.
+    """
     graphdef, params = nnx.split(target.decoder)
-    config = target.config
+    config, pool = target.config, POOLS.index(("filtered", settings.sinks))
     step = batch_step if target.mesh is None else partial(sharded_step, target.mesh)
-    sums = empty_sums(target.mesh, config.num_layers, len(weights), settings.block, config.hidden_size)
+
+    def advance(sums: Any, batch: Batch, where: Int32[np.ndarray, "2 K"]) -> tuple[Any, BatchResult, DrawnStates]:
+        return step(
+            graphdef,
+            params,
+            sums,
+            batch.tokens,
+            batch.lengths,
+            _rows_of(batch, weights),
+            pool,
+            where,
+            gathering.projection,
+            rho=settings.rho,
+            post_norm=settings.final_state == "post_norm",
+            sink_multiple=settings.sink_multiple,
+            dtype=gathering.states.dtype,
+        )
+
+    def empty() -> Any:
+        return empty_sums(target.mesh, config.num_layers, len(weights), settings.block, config.hidden_size)
+
+    checks: dict[str, float] = {}
+    if probed is not None:  # before the sums of the pass take their room
+        probe = Probe.of(plan[probed], gathering.batches[probed])
+        own, *alone = advance(empty(), probe.alone, probe.where)
+        own = np.asarray((own if target.mesh is None else total(own)).pools[:, pool])
+        alone = tuple(jax.device_get(alone))
+    sums = empty()
     results: list[BatchResult] = []
 
     def collect(result: BatchResult, drawn: DrawnStates) -> None:
-        gathering.put(len(results), jax.device_get(drawn))
+        drawn = jax.device_get(drawn)
+        gathering.put(len(results), drawn)
         results.append(jax.device_get(result))
         check_layers(results[-1].largest)
         if not results[-1].finite:
@@ -149,6 +206,10 @@ def _run(
                 "the target's next-token entropies hold NaN or infinity, but must be finite: check final norm and "
                 "head of the checkpoint, or load the target with dtype float32"
             )
+        if len(results) - 1 == probed:
+            found = probe.compared(pool, alone, (results[-1], drawn))
+            found |= check_alone(target.decoder, probe, *alone, own, settings, pool)
+            checks.update(judged(found, half=is_half(target, gathering.states)))
         if progress is not None:
             finished = plan[: len(results)]
             progress(
@@ -159,26 +220,31 @@ def _run(
 
     in_flight: list[Any] = []
     for batch, drawn in zip(plan, gathering.batches, strict=True):
-        sums, *left = step(
-            graphdef,
-            params,
-            sums,
-            batch.tokens,
-            batch.lengths,
-            _rows_of(batch, weights),
-            POOLS.index(("filtered", settings.sinks)),
-            drawn.where,
-            gathering.projection,
-            rho=settings.rho,
-            post_norm=settings.final_state == "post_norm",
-            sink_multiple=settings.sink_multiple,
-            dtype=gathering.states.dtype,
-        )
+        sums, *left = advance(sums, batch, drawn.where)
         if in_flight:
             collect(*in_flight)
         in_flight = left
     collect(*in_flight)
-    return results, sums if target.mesh is None else total(sums)
+    return results, sums if target.mesh is None else total(sums), checks
+
+
+def is_half(target: Target, kept: np.ndarray) -> bool:
+    """Whether something is computed in bfloat16, or kept in it."""
+    return jnp.bfloat16 in (target.decoder.dtype, kept.dtype)
+
+
+def warn_of_near_cuts(results: Sequence[BatchResult], plan: Sequence[Batch], samples: Samples) -> None:
+    """Says where rounding decides which of two tokens the filter keeps: with other batches it may be the other."""
+    gaps: dict[int, float] = {}
+    for result, batch in zip(results, plan, strict=True):
+        gaps |= zip(batch.samples, result.gap.tolist(), strict=False)
+    if near := [index for index, gap in gaps.items() if gap < NEAR_CUT]:
+        closest = min(near, key=gaps.get)
+        warn(
+            f"near ties: in {len(near)} of {len(gaps)} samples the filter cuts between two tokens whose entropies "
+            f"differ by less than {NEAR_CUT:g} nats (least {gaps[closest]:.1e}, sample "
+            f"{samples.fingerprints[closest]:016x}): other batches, devices or machines may keep the other one"
+        )
 
 
 def _rows_of(batch: Batch, weights: UInt8[np.ndarray, "C S"]) -> Float32[np.ndarray, "C b"]:

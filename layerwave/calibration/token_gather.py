@@ -1,6 +1,5 @@
 """The token sample's part of the pass: how its states are stored, their way off the device, and their targets."""
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +19,7 @@ from layerwave.calibration.tokens import Batch, Samples
 from layerwave.errors import LayerwaveError
 from layerwave.kernels.precision import AnyArray
 from layerwave.targets import Target
-
-logger = logging.getLogger(__name__)
+from layerwave.warned import warn
 
 NARROWEST = 64
 """Width to which states may be projected at the least: entries of Grams then err by 1/8 of the norms (our decision)."""
@@ -155,11 +153,10 @@ def warn_of_sides(sample: TokenSample) -> None:
     """Says so when one side of a token sample has not two conversations."""
     sides = [len(np.unique(sample.samples[side])) for side in (sample.fitting, sample.scoring)]
     if min(sides) < 2:
-        logger.warning(
-            "the token sample has %d conversations to fit predicted acceptance and %d to score it, but two are "
-            "needed for each: give more conversations, ask for more positions on the smaller side (fit_positions, "
-            "score_positions), or take another seed",
-            *sides,
+        warn(
+            f"the token sample has {sides[0]} conversations to fit predicted acceptance and {sides[1]} to score it, "
+            "but two are needed for each: give more conversations, ask for more positions on the smaller side "
+            "(fit_positions, score_positions), or take another seed"
         )
 
 

@@ -1,7 +1,6 @@
 """Conversations to batches of token ids: chat template, one BOS, seeded choice of samples, length buckets."""
 
 import hashlib
-import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,8 +13,7 @@ from jaxtyping import Int32, UInt64
 from layerwave.calibration.conversations import Conversation, Conversations, Turn
 from layerwave.calibration.settings import CalibrationSettings
 from layerwave.errors import LayerwaveError
-
-logger = logging.getLogger(__name__)
+from layerwave.warned import warn
 
 SMALLEST_BUCKET = 64
 TEMPLATE_DATE = "26 Jul 2024"
@@ -110,7 +108,7 @@ def writes_today(tokenizer: Any) -> bool:
 def warn_of_today(tokenizer: Any, conversations: Iterable[Conversation]) -> None:
     """Says so when the template writes the date of the day into one of the conversations."""
     if writes_today(tokenizer) and any(conversation.turns for conversation in conversations):
-        logger.warning(
+        warn(
             "the chat template writes today's date: tokens and fingerprints change from day to day; "
             "write a fixed date into the template"
         )

@@ -12,6 +12,8 @@ from layerwave.commands.jobs import run_jobs
 from layerwave.commands.loading import load_planned
 from layerwave.commands.printing import Json, check_out, print_json, progress_bar
 from layerwave.errors import LayerwaveError
+from layerwave.interruption import listen
+from layerwave.lock import only_run
 from layerwave.targets import DTypeName
 
 _OF_A_TARGET = ("dtype", "batch_tokens", "mesh", "processes")
@@ -69,45 +71,52 @@ class Calibrate:
     json: Json = False
 
     def run(self) -> None:
+        if self.jobs is not None:
+            self._check_jobs()
+            run_jobs(self.jobs, self.json)
+            return
+        self._check()
+        check_out(self.out, *(self.given.states or [self.conversations]))
+        if self.processes.distributed:
+            calibration = self._shared()
+        else:
+            with only_run(self.out):
+                calibration = self._alone()
+                calibration.save(self.out)
+        if calibration is not None:  # in one of the processes
+            print_written(calibration, self.out, self.json)
+
+    def _alone(self):
         from layerwave.calibration import calibrate, read_conversations
+
+        if self.given.states:
+            return self.given.calibrate(self.settings)
+        conversations = read_conversations(self.conversations)
+        target, batch_tokens = load_planned(self.target, self.dtype, self.settings, self.mesh, self.batch_tokens)
+        with progress_bar(f"calibrating {self.target}") as progress:
+            return calibrate(target, conversations, self.settings, batch_tokens=batch_tokens, progress=progress)
+
+    def _shared(self):
+        """By the processes of a job, of which one gets the calibration."""
+        from layerwave.calibration import read_conversations
         from layerwave.calibration.distributed import calibrate_distributed, join
         from layerwave.calibration.plan import SHARE_TOKENS
         from layerwave.calibration.stream import Work
         from layerwave.targets import make_mesh
         from layerwave.targets.mesh import shares
 
-        if self.jobs is not None:
-            self._check_jobs()
-            run_jobs(self.jobs, self.json)
-            return
-        self._check()
-        if self.given.states:
-            check_out(self.out, *self.given.states)
-            calibration = self.given.calibrate(self.settings)
-            calibration.save(self.out)
-            print_written(calibration, self.out, self.json)
-            return
-        check_out(self.out, self.conversations)
         conversations = read_conversations(self.conversations)
         options, batch_tokens = self.processes, self.batch_tokens
-        if options.distributed:
-            processes = join(options.coordinator, options.processes, options.process, options.heartbeat_seconds)
-            if batch_tokens is None:  # not what is free here: all processes cut the same batches
-                batch_tokens = shares(make_mesh(self.mesh)) * SHARE_TOKENS
+        processes = join(options.coordinator, options.processes, options.process, options.heartbeat_seconds)
+        listen()
+        if batch_tokens is None:  # not what is free here: all processes cut the same batches
+            batch_tokens = shares(make_mesh(self.mesh)) * SHARE_TOKENS
         target, batch_tokens = load_planned(self.target, self.dtype, self.settings, self.mesh, batch_tokens)
         with progress_bar(f"calibrating {self.target}") as progress:
-            if options.distributed:
-                work = Work.prepare(target, conversations, self.settings, batch_tokens)
-                calibration = calibrate_distributed(
-                    work, self.out, processes, shard_batches=options.shard_batches, progress=progress
-                )
-            else:
-                calibration = calibrate(
-                    target, conversations, self.settings, batch_tokens=batch_tokens, progress=progress
-                )
-                calibration.save(self.out)
-        if calibration is not None:  # in one of the processes
-            print_written(calibration, self.out, self.json)
+            work = Work.prepare(target, conversations, self.settings, batch_tokens)
+            return calibrate_distributed(
+                work, self.out, processes, shard_batches=options.shard_batches, progress=progress
+            )
 
     def _check_jobs(self) -> None:
         if replace(self, jobs=None, json=False) != Calibrate():
@@ -154,7 +163,8 @@ class Merge:
 
 def print_written(calibration, out: Path, as_json: bool) -> None:
     if as_json:
-        print_json({"out": str(out), **calibration.summary})
+        made = {"checks": calibration.checks, "warnings": calibration.warnings}
+        print_json({"out": str(out), **calibration.summary, **made})
         return
     print_summary(calibration)
     print(f"wrote {out}")

@@ -14,6 +14,8 @@ from layerwave.calibration.settings import CalibrationSettings
 from layerwave.commands.loading import load_planned
 from layerwave.commands.printing import check_out, print_json, print_table, progress_bar, table_of
 from layerwave.errors import LayerwaveError
+from layerwave.interruption import received
+from layerwave.lock import only_run
 from layerwave.targets import DTypeName
 
 _SETTINGS = {field.name: field.default for field in fields(CalibrationSettings)}
@@ -106,10 +108,13 @@ def attempt(job: Job, progress: Callable[[int, int, int], None] | None = None) -
     """Runs a row that is not done. Whatever it raises ends the row and no other; nothing of it stays in memory."""
     started, samples, error = time.monotonic(), None, ""
     try:
-        status = "skipped" if job.is_done() else "done"
-        if status == "done":
-            samples = job.run(progress)
+        with only_run(job.out):
+            status = "skipped" if job.is_done() else "done"
+            if status == "done":
+                samples = job.run(progress)
     except Exception as raised:
+        if received():  # wrapped on its way here: the user ends all rows
+            raise
         status = "failed"
         error = str(raised) if isinstance(raised, LayerwaveError) else f"{type(raised).__name__}: {raised}"
     gc.collect()  # modules refer to themselves, so that a target would outlive its row

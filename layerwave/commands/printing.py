@@ -31,13 +31,6 @@ def check_out(out: Path, *inputs: Path) -> None:
         raise LayerwaveError(f"{out} is an input as well and would be lost: give another --out")
 
 
-def make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LayerwaveError(f"{path} cannot be made a folder ({error.strerror}); give another --out") from None
-
-
 def progress_bar(title: str):
     from layerwave.progress import Progress
 

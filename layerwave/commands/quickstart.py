@@ -5,7 +5,9 @@ from importlib import resources
 from pathlib import Path
 
 from layerwave.commands.calibrate import print_summary
-from layerwave.commands.printing import Json, join, make_folder, print_json, print_table, progress_bar, table_of
+from layerwave.commands.printing import Json, join, print_json, print_table, progress_bar, table_of
+from layerwave.files import make_folder
+from layerwave.lock import only_run
 
 FIT_POSITIONS = 1024
 """Half of the default, and a quarter of its time: the quickstart should stay under a minute on two cores."""
@@ -20,12 +22,16 @@ class Quickstart:
     json: Json = False
 
     def run(self) -> None:
+        make_folder(self.out)
+        with only_run(self.out):
+            self._run()
+
+    def _run(self) -> None:
         from layerwave.calibration import CalibrationSettings, calibrate
         from layerwave.report import save_figure, wave
         from layerwave.selection import acceptance_study, compare
         from layerwave.targets import load_target
 
-        make_folder(self.out)
         conversations = resources.files("layerwave") / "assets" / "conversations.jsonl"
         with progress_bar("calibrating mini") as progress:
             settings = CalibrationSettings(fit_positions=FIT_POSITIONS)

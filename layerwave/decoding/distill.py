@@ -25,7 +25,9 @@ from layerwave.decoding.sampling import GenerationSettings
 from layerwave.drafts.contamination import Hit, decontaminate
 from layerwave.errors import LayerwaveError
 from layerwave.files import whole_file
+from layerwave.lock import only_run
 from layerwave.targets import Target
+from layerwave.warned import warnings_kept
 
 Progress = Callable[[int, int, int], None]
 """Called with (conversations done, conversations in all, tokens made)."""
@@ -85,7 +87,8 @@ def distill(
 
     Raises:
         LayerwaveError: unusable prompts, no chat template, a target without end tokens or with one outside its
-            vocabulary, an output or a journal of another run, a damaged journal, or no answer at all.
+            vocabulary, an output that another process writes, an output or a journal of another run, a damaged journal,
+            or no answer at all.
     """
     settings = settings or DistillSettings()
     read = read_prompts(prompts)
@@ -99,7 +102,8 @@ def distill(
     }
     if not asked:
         raise LayerwaveError(f"nothing to ask ({listed(left_out)}): give rows with a user's turn")
-    warn_of_today(target.tokenizer, conversations)
+    with warnings_kept() as warnings:
+        warn_of_today(target.tokenizer, conversations)
     generation = GenerationSettings(settings.max_new_tokens, settings.temperature, end_tokens(target))
     run = {
         "schema": "layerwave.distill",
@@ -111,19 +115,20 @@ def distill(
         **asdict(settings),
     }
     work = _Work(Path(out), run)
-    made = work.finished()
-    if made is None:
-        plan = batches(asked, settings.batch)
-        answered = work.journal.resume()
-        done, tokens = sum(map(len, answered)), 0
-        for batch in plan[len(answered) :]:
-            answered.append(_answer(target, [asked[i] for i in batch], generation, settings))
-            work.journal.append(answered[-1])
-            done, tokens = done + len(batch), tokens + sum(record["tokens"] for record in answered[-1])
-            if progress is not None:
-                progress(done, len(asked), tokens)
-        records = dict(zip(chain(*plan), chain(*answered), strict=True))
-        made = work.finish([records[i] for i in range(len(asked))])
+    with only_run(work.out, work.description):
+        made = work.finished()
+        if made is None:
+            plan = batches(asked, settings.batch)
+            answered = work.journal.resume()
+            done, tokens = sum(map(len, answered)), 0
+            for batch in plan[len(answered) :]:
+                answered.append(_answer(target, [asked[i] for i in batch], generation, settings))
+                work.journal.append(answered[-1])
+                done, tokens = done + len(batch), tokens + sum(record["tokens"] for record in answered[-1])
+                if progress is not None:
+                    progress(done, len(asked), tokens)
+            records = dict(zip(chain(*plan), chain(*answered), strict=True))
+            made = work.finish([records[i] for i in range(len(asked))], warnings)
     return Distilled({**left_out, **made}, hits)
 
 
@@ -202,7 +207,7 @@ class _Work:
         require_same_run(description["run"], self.run, self.out)
         return description["tallies"]
 
-    def finish(self, records: list[dict[str, Any]]) -> dict[str, int]:
+    def finish(self, records: list[dict[str, Any]], warnings: list[str]) -> dict[str, int]:
         """Writes output and description, removes the journal, and returns the tallies."""
         rows = [record["row"] for record in records if record["row"] is not None]
         ended = Counter(record["ended"] for record in records)
@@ -219,7 +224,8 @@ class _Work:
         with whole_file(self.out) as path:
             path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
         with whole_file(self.description) as path:
-            path.write_text(json.dumps({"run": self.run, "tallies": tallies}, indent=1) + "\n", encoding="utf-8")
+            description = {"run": self.run, "tallies": tallies, "warnings": warnings}
+            path.write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
         self.journal.remove()
         return tallies
 

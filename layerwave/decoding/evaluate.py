@@ -23,12 +23,13 @@ from layerwave.decoding.dialogue import Prompt, batches, converse, end_tokens
 from layerwave.decoding.engine import Continuation, decode
 from layerwave.decoding.evaluation import EvaluatedDraft, Evaluation, EvaluationSettings, Row, Run
 from layerwave.decoding.journal import Journal, require_same_run
-from layerwave.decoding.questions import BUNDLED, fingerprint, first_of_each, read_questions
+from layerwave.decoding.questions import BUNDLED, Question, fingerprint, first_of_each, read_questions
 from layerwave.decoding.sampling import GenerationSettings
 from layerwave.decoding.timing import timed
 from layerwave.decoding.tree import TreeSettings
 from layerwave.drafts import Draft, draft_tensors, require_target
 from layerwave.errors import LayerwaveError
+from layerwave.lock import only_run
 from layerwave.targets import Target
 
 Progress = Callable[[int, int, int], None]
@@ -59,7 +60,8 @@ def evaluate(
 
     Raises:
         LayerwaveError: no drafts, a draft of another target, unusable questions, no chat template, a target without end
-            tokens, an output or a journal of another run, a damaged journal, or no answer with a round at all.
+            tokens, an output that another process writes, an output or a journal of another run, a damaged journal,
+            or no answer with a round at all.
     """
     settings = settings or EvaluationSettings()
     if not drafts:
@@ -81,12 +83,28 @@ def evaluate(
         categories=tuple(question.category for question in asked),
     )
     out = Path(out)
-    journal = Journal.beside(out, evaluation.header)
-    if out.exists() and not journal.path.exists():
-        finished = Evaluation.load(out)
-        require_same_run(finished.header, evaluation.header, out)
-        return finished
+    with only_run(out):
+        journal = Journal.beside(out, evaluation.header)
+        if out.exists() and not journal.path.exists():
+            finished = Evaluation.load(out)
+            require_same_run(finished.header, evaluation.header, out)
+            return finished
+        evaluation = replace(evaluation, runs=_measured(target, drafts, asked, settings, journal, progress))
+        _require_rounds(evaluation)
+        evaluation.save(out)
+        journal.remove()
+        return evaluation
 
+
+def _measured(
+    target: Target,
+    drafts: Mapping[str, Draft],
+    asked: Sequence[Question],
+    settings: EvaluationSettings,
+    journal: Journal,
+    progress: Progress | None,
+) -> tuple[Run, ...]:
+    """All runs, from the batches in the journal and those that it lacks."""
     runs: Runs = [(None, None, None), *((name, drafts[name], tree) for name in drafts for tree in settings.trees)]
     prompts = [question.prompt for question in asked]
     plan = list(product(settings.temperatures, batches(prompts, settings.batch)))
@@ -104,16 +122,11 @@ def evaluate(
     for (temperature, batch), record in zip(plan, records, strict=True):
         for place, made in enumerate(record):
             rows.setdefault((place, temperature), {}).update(zip(batch, map(Row.from_record, made), strict=True))
-    finished = tuple(
+    return tuple(
         Run(name, tree and tree.nodes, temperature, tuple(rows[place, temperature][i] for i in range(len(prompts))))
         for temperature in settings.temperatures
         for place, (name, _, tree) in enumerate(runs)
     )
-    evaluation = replace(evaluation, runs=finished)
-    _require_rounds(evaluation)
-    evaluation.save(out)
-    journal.remove()
-    return evaluation
 
 
 @dataclass

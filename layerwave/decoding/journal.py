@@ -6,11 +6,13 @@ A killed run reads it back and goes on with the first piece that it lacks.
 import json
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from layerwave.errors import LayerwaveError
+from layerwave.files import Lines
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Journal:
         content = self.path.read_bytes() if self.path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
         if not whole:
-            self._write(self.run, "wb")
+            self.path.unlink(missing_ok=True)
+            self.append(self.run)
             return []
         try:
             run, *records = map(json.loads, whole.decode().split("\n")[:-1])
@@ -46,22 +49,16 @@ class Journal:
         return records
 
     def append(self, record: Any) -> None:
-        """Raises `LayerwaveError` when it cannot be written."""
-        self._write(record, "ab")
+        """A line, on disk before the next piece begins: a kill leaves whole lines and at most one torn.
+
+        Raises `LayerwaveError` when it cannot be written.
+        """
+        with closing(Lines(self.path)) as lines:
+            lines.append(json.dumps(record, ensure_ascii=False))
+            lines.sync()
 
     def remove(self) -> None:
         self.path.unlink()
-
-    def _write(self, record: Any, mode: str) -> None:
-        """One write, on disk before the next piece begins: a kill leaves whole lines and at most one torn."""
-        try:
-            with self.path.open(mode, buffering=0) as file:
-                file.write((json.dumps(record, ensure_ascii=False) + "\n").encode())
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise LayerwaveError(
-                f"{self.path} cannot be written ({error.strerror}): make room, then run the same command again"
-            ) from error
 
 
 def require_same_run(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:

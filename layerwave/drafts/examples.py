@@ -24,6 +24,7 @@ from layerwave.calibration.tokens import (
     warn_of_today,
 )
 from layerwave.errors import LayerwaveError
+from layerwave.warned import warnings_kept
 
 PROBE = "\ue000answer\ue001"
 """Stands for an answer: private-use characters at its ends, which no template trims and no text puts together so."""
@@ -49,12 +50,14 @@ class Example:
 class Examples(Sequence[Example]):
     """Examples in the order of the file, and what was left out on the way.
 
-    tallies: numbers of rows and examples by what became of them. vocab_size: of the target.
+    tallies: numbers of rows and examples by what became of them. vocab_size: of the target. warnings: what was warned
+    of meanwhile.
     """
 
     rows: tuple[Example, ...]
     tallies: dict[str, int]
     vocab_size: int
+    warnings: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -115,7 +118,8 @@ def examples(
             "the tokenizer cannot tell which text a token covers: put tokenizer.json beside the weights"
         )
     conversations = read_conversations(conversations)
-    warn_of_today(tokenizer, conversations)
+    with warnings_kept() as warnings:
+        warn_of_today(tokenizer, conversations)
     end_of_turn = _special_tokens(tokenizer)
     found: list[tuple[np.ndarray, np.ndarray, str]] = []
     refused: list[str] = []
@@ -158,7 +162,7 @@ def examples(
         )
     numbers = fingerprints(tokens for tokens, _, _ in found)
     rows = tuple(Example(*parts, number) for parts, number in zip(found, numbers, strict=True))
-    return Examples(rows, tallies, vocab_size)
+    return Examples(rows, tallies, vocab_size, tuple(warnings))
 
 
 def _special_tokens(tokenizer: Any) -> re.Pattern[str]:

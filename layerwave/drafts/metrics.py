@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from layerwave.errors import LayerwaveError
-from layerwave.files import whole_file
+from layerwave.files import Lines, whole_file
 
 FILE = "metrics.jsonl"
 
@@ -33,15 +33,18 @@ class MetricsLog:
             with whole_file(path) as partial:
                 partial.write_text("".join(f"{line}\n" for line in kept))
         self.board = _board(run / "tensorboard", step) if tensorboard else None
-        self.file = path.open("a", buffering=1)  # whole lines, at once
+        self.lines = Lines(path)
 
     def __enter__(self) -> "MetricsLog":
         return self
 
     def write(self, step: int, layers: tuple[int, ...], split: str, values: Mapping[str, Any]) -> None:
-        """One line: `split` is train or held_out; values are numbers or lists with one for each step of the test."""
+        """One line: `split` is train or held_out; values are numbers or lists with one for each step of the test.
+
+        Raises `LayerwaveError` when it cannot be written.
+        """
         rounded = {name: _plain(value) for name, value in values.items()}
-        print(json.dumps({"step": step, "layers": layers, "split": split, **rounded}), file=self.file)
+        self.lines.append(json.dumps({"step": step, "layers": layers, "split": split, **rounded}))
         if self.board is not None:
             for name, value in rounded.items():
                 for i, scalar in enumerate(value) if isinstance(value, list) else [("", value)]:
@@ -49,11 +52,10 @@ class MetricsLog:
 
     def commit(self) -> None:
         """Makes sure that what was written survives: called before each checkpoint."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        self.lines.sync()
 
     def __exit__(self, *exception: object) -> None:
-        self.file.close()
+        self.lines.close()
         if self.board is not None:
             self.board.close()
 

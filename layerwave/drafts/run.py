@@ -17,6 +17,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from layerwave.errors import LayerwaveError
+from layerwave.files import cannot_write, make_folder, sync
 from layerwave.identity import require_same
 
 SCHEMA, VERSION = "layerwave.run", 1
@@ -46,10 +47,7 @@ class Run:
         elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise LayerwaveError(f"{folder} is there and holds no run of `layerwave train`: give another --out")
         else:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise LayerwaveError(f"{folder} cannot be made ({error.strerror}): give another --out") from None
+            make_folder(folder)
             require_same(path, SCHEMA, VERSION, identity)
         logging.getLogger("absl").setLevel(logging.WARNING)  # Orbax reports every write
         # Synchronous: on the CPU an array in the background's hands could be donated to the next step.
@@ -62,13 +60,29 @@ class Run:
         return self.manager.latest_step() or 0
 
     def save(self, step: int, tree: Any) -> None:
-        """Writes a checkpoint of the arrays of any pytree."""
-        self.manager.save(step, args=ocp.args.StandardSave(_by_path(tree)))
+        """Writes a checkpoint of the arrays of any pytree.
+
+        Raises `LayerwaveError` where it cannot; the one before it is as it was.
+        """
+        path = self.folder / "checkpoints" / str(step)
+        try:
+            self.manager.save(step, args=ocp.args.StandardSave(_by_path(tree)))
+            for item in (*path.rglob("*"), path, path.parent):  # Orbax moves it there before it is on disk
+                sync(item)
+        except Exception as error:  # Orbax and TensorStore tell a full disk in errors of many types
+            raise cannot_write(path, error, "make its folder writable, then run the same command again") from error
 
     def restore(self, like: Any) -> Any:
-        """The newest checkpoint, in the structure, dtypes and shardings of `like`."""
+        """The newest checkpoint, in the structure, dtypes and shardings of `like`. Raises `LayerwaveError`."""
         wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, _by_path(like))
-        found = self.manager.restore(self.step, args=ocp.args.StandardRestore(wanted))
+        try:
+            found = self.manager.restore(self.step, args=ocp.args.StandardRestore(wanted))
+        except Exception as error:  # of whatever type its parser meets
+            path = self.folder / "checkpoints" / str(self.step)
+            reason = " ".join(str(error).split())[:200]
+            raise LayerwaveError(
+                f"the checkpoint {path} is damaged ({reason}): remove it, and the run goes on from the one before"
+            ) from error
         return jax.tree.unflatten(jax.tree.structure(like), [found[path] for path in _by_path(like)])
 
     def draft_folder(self, layers: Sequence[int]) -> Path:

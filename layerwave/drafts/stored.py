@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 from layerwave.drafts.loader import PADDING, Rows
 from layerwave.drafts.stacks import Observed, observe
 from layerwave.errors import LayerwaveError
-from layerwave.files import whole_file
+from layerwave.files import make_folder, whole_file
 from layerwave.targets import Target
 
 SCHEMA, VERSION = "layerwave.states", 1
@@ -98,7 +98,7 @@ def require_disk(gigabytes: float, folder: Path, most: float) -> None:
             f"the states would take {gigabytes:.1f} GB, but max_disk_gb is {most:g}: raise it, give fewer "
             "conversations or layers, load the target in bfloat16, or train without stored states"
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     free = shutil.disk_usage(folder).free / 1e9
     if gigabytes > free:
         raise LayerwaveError(f"the states would take {gigabytes:.1f} GB, but {folder} has {free:.1f} GB left")
@@ -120,7 +120,7 @@ def _claim(stored: StoredStates, target: Target, rows: Rows, layers: tuple[int, 
         "rows": digest.hexdigest(),
         "norm": "states before the final norm, normed after it",
     }
-    stored.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(stored.folder)
     path = stored.folder / "states.json"
     if not path.is_file():
         with whole_file(path) as partial:

@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ from layerwave.drafts.stored import StoredStates, require_disk, store_states
 from layerwave.drafts.unroll import UnrollSums
 from layerwave.drafts.vocabulary import DraftVocabulary
 from layerwave.errors import LayerwaveError
+from layerwave.files import make_folder
+from layerwave.lock import only_run
 from layerwave.targets import Target
 from layerwave.targets.mesh import DATA, on_mesh, shares
 
@@ -82,8 +85,8 @@ def train(
 
     Raises:
         LayerwaveError: no layer set, one twice or with layers that the target does not have; nothing to predict; fewer
-            rows than a batch has, or a batch that the mesh does not divide; a folder of something else; a loss or
-            gradient that is not finite (step, layer set and example are named).
+            rows than a batch has, or a batch that the mesh does not divide; a folder of something else, or that another
+            process writes; a loss or gradient that is not finite (step, layer set and example are named).
     """
     layer_sets = _checked(layer_sets, target)
     settings = replace(settings, max_length=min(settings.max_length, target.config.max_positions))
@@ -101,8 +104,9 @@ def train(
     rows = Rows.lay(training, settings.max_length, packed=settings.layout == "packed")
     steps = settings.steps or max(1, round(settings.epochs * len(rows.plan) / settings.batch_size))
     order = rows.shuffled(settings.batch_size, steps, settings.seed)
-    run = Run.open(out, _identity(target, examples, vocabulary, layer_sets, settings, steps, states is not None))
-    try:
+    identity = _identity(target, examples, vocabulary, layer_sets, settings, steps, states is not None)
+    make_folder(Path(out).absolute().parent)
+    with only_run(out), closing(Run.open(out, identity)) as run:
         folders = [run.draft_folder(layers) for layers in layer_sets]
         if run.step == steps and all(folder.is_dir() for folder in folders):
             announce(f"{run.folder} is finished after {steps} steps; nothing was trained")
@@ -118,12 +122,10 @@ def train(
         with MetricsLog(run.folder, run.step, tensorboard=tensorboard) as log:
             trainer.fit(order, log, progress)
         drafts = trainer.trained()
+        make_folder(run.folder / "drafts")
         for draft, folder in zip(drafts, folders, strict=True):
-            folder.parent.mkdir(exist_ok=True)
             save_draft(draft, folder)
         return drafts
-    finally:
-        run.close()
 
 
 @dataclass(frozen=True)
@@ -313,6 +315,7 @@ def _identity(
         "steps": steps,
         "stored states": offline,
         "settings": {name: value for name, value in asdict(settings).items() if name not in FREE},
+        **({"warnings": examples.warnings} if examples.warnings else {}),
     }
 
 
@@ -336,6 +339,7 @@ def _stored(
         f"{sum(len(part.rows.plan) for part in data)} rows in {folder}: {size:.2f} GB of disk, {max_disk_gb:g} allowed"
     )
     require_disk(size, folder, max_disk_gb)
-    for plan, part in zip(plans, data, strict=True):
-        store_states(target, part.rows, layers, plan, announce)
+    with only_run(folder):
+        for plan, part in zip(plans, data, strict=True):
+            store_states(target, part.rows, layers, plan, announce)
     return [_Data(part.rows, plan) for plan, part in zip(plans, data, strict=True)]

@@ -17,10 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from layerwave.errors import LayerwaveError
-from layerwave.files import whole_file
+from layerwave.files import whole_file, write_tensors
 from layerwave.interop.layer_ids import layers_from_ids
 from layerwave.selection.sets import check_layers
 from layerwave.targets import Decoder
@@ -103,7 +102,7 @@ def write_speculators(sample: HiddenStates, path: str | os.PathLike[str]) -> Non
     stacked = np.concatenate([sample.states, sample.final[None]]).swapaxes(0, 1)
     tensors = {"hidden_states": np.ascontiguousarray(stacked), "token_ids": sample.tokens.astype(np.int64)}
     with whole_file(path) as partial:
-        partial.write_bytes(save(tensors, {"format": "pt", _HEADER_KEY: json.dumps(sample.layers)}))
+        write_tensors(partial, tensors, {"format": "pt", _HEADER_KEY: json.dumps(sample.layers)})
 
 
 def read_specforge(path: str | os.PathLike[str], num_layers: int, ids: Iterable[int]) -> HiddenStates:

@@ -83,7 +83,7 @@ def report_html(
         chosen=chosen,
         chooser=chooser(chosen),
         score_name=score_name(chosen),
-        verdict=verdict(chosen, findings, section and section.study),
+        verdict=verdict(calibration, chosen, findings, section and section.study),
         acceptance=section,
         unstudied=unstudied,
         validated=validation and validation_section(validation),

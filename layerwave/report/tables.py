@@ -149,6 +149,8 @@ def record_tables(calibration: Calibration, selection: Selection) -> Iterable[Ta
         yield _record("Settings of the calibration", asdict(calibration.settings))
     yield _record(f"Settings of the selection ({selection.method})", dict(selection.settings))
     yield _record("Tallies", calibration.summary)
+    if calibration.checks:
+        yield _record("Self-checks of the pass: greatest deviations", calibration.checks)
     yield _record(
         "Fingerprints",
         {

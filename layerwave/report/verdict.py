@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from layerwave.calibration import Calibration
 from layerwave.selection import AcceptanceStudy, Diagnostics, Selection
 from layerwave.selection.stability import FAIR, STABLE
 
@@ -19,8 +20,13 @@ class Verdict:
     """What else the diagnostics say, by title."""
 
 
-def verdict(selection: Selection, diagnostics: Diagnostics, study: AcceptanceStudy | None) -> Verdict:
-    """The verdict on a selection from its diagnostics, and from predicted acceptance where it was studied."""
+def verdict(
+    calibration: Calibration, selection: Selection, diagnostics: Diagnostics, study: AcceptanceStudy | None
+) -> Verdict:
+    """The verdict on a selection from its diagnostics, and from predicted acceptance where it was studied.
+
+    What calibration and selection warned of when they were made stands among its warnings.
+    """
     grade, stability, warnings = "", "", []
     if selection.criterion == "acceptance" and study is not None:
         grade, stability = _over_conversations(selection, study)
@@ -32,6 +38,7 @@ def verdict(selection: Selection, diagnostics: Diagnostics, study: AcceptanceStu
     if study is not None:
         warnings += _behind(selection, study)
     warnings += diagnostics.warnings.values()
+    warnings += dict.fromkeys((*calibration.warnings, *selection.warnings))
     calm = {t: r for t, r in diagnostics.readings.items() if t not in diagnostics.warnings and t != "Stability"}
     return Verdict(grade, stability, tuple(warnings), calm)
 

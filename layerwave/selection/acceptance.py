@@ -5,9 +5,8 @@ positions of a quarter of the fitting samples, for a fit on the others. (The λ 
 great and costs up to 0.02 of α̂ on real targets, as much as sets differ.) Then all fitting positions are fitted again.
 """
 
-import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import SupportsIndex
 from weakref import WeakKeyDictionary
@@ -23,8 +22,7 @@ from layerwave.calibration.token_sample import TokenSample
 from layerwave.errors import LayerwaveError
 from layerwave.kernels.ridge import LEADING, RIDGES, RidgeProblem, set_acceptance, token_grams
 from layerwave.selection.sets import check_layers, ranking
-
-logger = logging.getLogger(__name__)
+from layerwave.warned import note, warn, warnings_kept
 
 Layers = tuple[int, ...]
 
@@ -159,6 +157,7 @@ class _Scorer:
     counts: Int[np.ndarray, " S"]
     covered: float
     found: dict[tuple[str, Layers], _Score] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     def scores(self, sets: list[Layers], weighting: str) -> list[_Score]:
         new = [layers for layers in dict.fromkeys(sets) if (weighting, layers) not in self.found]
@@ -187,14 +186,9 @@ class _Scorer:
                 self.found[weighting, tuple(layers)] = score
         if at_edge:
             (layers, ridge), *_ = at_edge
-            logger.warning(
-                "λ of %d sets, as %.1g of layers %s, is an end of what float32 allows between %g and %g: "
-                "another may fit better, or the states tell nothing",
-                len(at_edge),
-                ridge,
-                layers,
-                RIDGES[-1],
-                RIDGES[0],
+            warn(
+                f"λ of {len(at_edge)} sets, as {ridge:.1g} of layers {layers}, is an end of what float32 allows "
+                f"between {RIDGES[-1]:g} and {RIDGES[0]:g}: another may fit better, or the states tell nothing"
             )
 
 
@@ -209,7 +203,11 @@ def _scorer(calibration: Calibration) -> _Scorer:
                 f"{origin} no token sample, but predicted acceptance is fitted on it: run `layerwave calibrate` "
                 "without --no-token-sample"
             )
-        _SCORERS[calibration] = _prepare(calibration.tokens, calibration.settings.sinks)
+        with warnings_kept() as warnings:
+            scorer = _prepare(calibration.tokens, calibration.settings.sinks)
+        _SCORERS[calibration] = replace(scorer, warnings=tuple(warnings))
+    for warning in _SCORERS[calibration].warnings:
+        note(warning)  # once said, it holds for all that is scored
     return _SCORERS[calibration]
 
 
@@ -277,12 +275,9 @@ def _check_positions(fitting: UInt64[np.ndarray, " n"], scoring: UInt64[np.ndarr
             "score_positions): its share of them is its share of the samples"
         )
     if len(fitting) < FEW:
-        logger.warning(
-            "drafts are fitted on %d positions of %d samples only, and the errors do not count that: calibrate on more "
-            "conversations, or with more fit_positions, for at least %d",
-            len(fitting),
-            fit,
-            FEW,
+        warn(
+            f"drafts are fitted on {len(fitting)} positions of {fit} samples only, and the errors do not count that: "
+            f"calibrate on more conversations, or with more fit_positions, for at least {FEW}"
         )
 
 
@@ -325,4 +320,4 @@ def _check_covered(covered: float) -> None:
             "score_positions, which bring more tokens"
         )
     if covered < WELL_COVERED:
-        logger.warning("drafts are scored on %s; more score_positions would bring more tokens", held)
+        warn(f"drafts are scored on {held}; more score_positions would bring more tokens")

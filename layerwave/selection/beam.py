@@ -5,7 +5,6 @@ replicates of one calibration: all extensions of all beams of a depth are scored
 conditional CKA matrices of a depth in another. Sets of all problems stand in one list, each with its problem's number.
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -17,11 +16,10 @@ from layerwave.calibration import Calibration
 from layerwave.errors import LayerwaveError
 from layerwave.kernels import conditional_cka_from_table, gram_table, transitions
 from layerwave.selection.criteria import Criterion, layer_states
-from layerwave.selection.result import Selection, as_beam
+from layerwave.selection.result import Selection, as_beam, warn_of_near_ties
 from layerwave.selection.scores import make_criterion
 from layerwave.selection.sets import check_count, check_size, eligible, place_in_group, ranking
-
-logger = logging.getLogger(__name__)
+from layerwave.warned import warn, warnings_kept
 
 # Transitions below this are rounding: float64 leaves errors of about 1e-15 in each of the N entries of a row of M.
 _NO_TRANSITION = 1e-13
@@ -133,11 +131,10 @@ def _relative(delta: Float[np.ndarray, "M N"], sets: Integer[np.ndarray, "M d"])
     greatest = delta.max(axis=1, keepdims=True)
     lost = greatest[:, 0] < _NO_TRANSITION
     if lost.any():
-        logger.warning(
-            "no conditional transition is left given layers %s (greatest: %.0e): ELSI-C takes the first layers there; "
-            "weighting 'trace' makes layers weigh the same",
-            sets[np.argmax(lost)].tolist(),
-            greatest[np.argmax(lost), 0],
+        warn(
+            f"no conditional transition is left given layers {sets[np.argmax(lost)].tolist()} (greatest: "
+            f"{greatest[np.argmax(lost), 0]:.0e}): ELSI-C takes the first layers there; weighting 'trace' makes layers "
+            "weigh the same"
         )
     return np.where(lost[:, None], 0.0, delta / np.maximum(greatest, _NO_TRANSITION))
 
@@ -226,17 +223,24 @@ def elsi_c(
 def _search(calibration, method, propose, scoring, size, beam, expand, settings, sign=1) -> Selection:
     num_layers = calibration.num_layers
     size, beam = check_size(size, num_layers), check_count("beam", beam)
-    name, score = make_criterion(calibration, *scoring)
-    levels, choice = beam_search(lambda _, sets: sign * score(sets), propose, num_layers, size, beam, expand)
+    with warnings_kept() as warnings:
+        name, score = make_criterion(calibration, *scoring)
+        levels, choice = beam_search(lambda _, sets: sign * score(sets), propose, num_layers, size, beam, expand)
+        layers, beams = (
+            tuple(choice.sets[0].tolist()),
+            tuple(as_beam(level.sets, sign * level.scores) for level in levels),
+        )
+        warn_of_near_ties(layers, beams[-1], name)
     _, alpha, weighting = scoring
     return Selection(
         method=method,
-        layers=tuple(choice.sets[0].tolist()),
+        layers=layers,
         score=sign * float(choice.scores[0]),
         num_layers=num_layers,
         calibration=calibration.fingerprint,
         criterion=name,
         settings={"size": size, "beam": beam, **settings, "alpha": alpha, "weighting": weighting},
-        beams=tuple(as_beam(level.sets, sign * level.scores) for level in levels),
+        beams=beams,
         parents=tuple(level.parents for level in levels),
+        warnings=tuple(warnings),
     )

@@ -10,9 +10,10 @@ import numpy as np
 from layerwave.calibration import Calibration
 from layerwave.errors import LayerwaveError
 from layerwave.selection.criteria import Criterion
-from layerwave.selection.result import Selection, as_beam
+from layerwave.selection.result import Selection, as_beam, warn_of_near_ties
 from layerwave.selection.scores import make_criterion
 from layerwave.selection.sets import TIE, all_sets, check_count, check_layers, check_size, eligible, ranking
+from layerwave.warned import warnings_kept
 
 
 def exhaustive(
@@ -38,28 +39,32 @@ def exhaustive(
     """
     num_layers = calibration.num_layers
     size, beam = check_size(size, num_layers), check_count("beam", beam)
-    name, score = make_criterion(calibration, criterion, alpha, weighting)
-    best, kept_sets, kept_scores = None, np.empty((0, size), dtype=np.int64), np.empty(0)
-    for sets in all_sets(num_layers, size):
-        scores = score(sets)
-        sets, scores = np.concatenate([kept_sets, sets]), np.concatenate([kept_scores, scores])
-        order = ranking(scores, sets)
-        sets, scores = sets[order], scores[order]
-        # A single layer's choice may lie below the cut; all single layers come in one block.
-        choice = int(np.argmax(eligible(sets, num_layers)))
-        best = sets[choice], scores[choice]
-        kept_sets, kept_scores = sets[:beam], scores[:beam]
-    layers, value = best
+    with warnings_kept() as warnings:
+        name, score = make_criterion(calibration, criterion, alpha, weighting)
+        best, kept_sets, kept_scores = None, np.empty((0, size), dtype=np.int64), np.empty(0)
+        for sets in all_sets(num_layers, size):
+            scores = score(sets)
+            sets, scores = np.concatenate([kept_sets, sets]), np.concatenate([kept_scores, scores])
+            order = ranking(scores, sets)
+            sets, scores = sets[order], scores[order]
+            # A single layer's choice may lie below the cut; all single layers come in one block.
+            choice = int(np.argmax(eligible(sets, num_layers)))
+            best = sets[choice], scores[choice]
+            kept_sets, kept_scores = sets[:beam], scores[:beam]
+        layers, value = tuple(best[0].tolist()), best[1]
+        kept = as_beam(kept_sets, kept_scores)
+        warn_of_near_ties(layers, kept, name)
     return Selection(
         method="exhaustive",
-        layers=tuple(layers.tolist()),
+        layers=layers,
         score=float(value),
         num_layers=num_layers,
         calibration=calibration.fingerprint,
         criterion=name,
         settings={"size": size, "beam": beam, "alpha": alpha, "weighting": weighting},
-        beams=(as_beam(kept_sets, kept_scores),),
+        beams=(kept,),
         parents=(((),) * len(kept_sets),),
+        warnings=tuple(warnings),
     )
 
 

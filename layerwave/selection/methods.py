@@ -12,6 +12,7 @@ from layerwave.selection.beam import elsi, elsi_c
 from layerwave.selection.exhaustive import exhaustive
 from layerwave.selection.result import Selection, as_beam
 from layerwave.selection.scores import make_criterion
+from layerwave.warned import warnings_kept
 
 METHODS = ("elsi", "elsi_c", "exhaustive", "low_entropy", *RULES)
 
@@ -83,9 +84,10 @@ def fixed_rule(
 ) -> Selection:
     """The set of a fixed rule with its score, as a selection."""
     layers = baseline(name, calibration.num_layers, size)
-    criterion_name, score = make_criterion(calibration, criterion, alpha, weighting)
-    sets = np.array([layers])
-    beam = as_beam(sets, score(sets))
+    with warnings_kept() as warnings:
+        criterion_name, score = make_criterion(calibration, criterion, alpha, weighting)
+        sets = np.array([layers])
+        beam = as_beam(sets, score(sets))
     return Selection(
         method=name,
         layers=layers,
@@ -96,4 +98,5 @@ def fixed_rule(
         settings={"size": size, "alpha": alpha, "weighting": weighting},
         beams=(beam,),
         parents=(((),),),
+        warnings=tuple(warnings),
     )

@@ -12,9 +12,14 @@ import numpy as np
 from layerwave.errors import LayerwaveError
 from layerwave.files import whole_file
 from layerwave.selection.sets import check_layers
+from layerwave.warned import warn
 
 SCHEMA = "layerwave.selection"
 VERSION = 1
+
+NEAR = {"acceptance": 1e-4}
+NEAR_ELSEWHERE = 1e-5
+"""Scores nearer than this may change order with the batches or devices of the pass, whose numbers agree to 1e-5."""
 
 Layers = tuple[int, ...]
 
@@ -35,6 +40,7 @@ class Selection:
             exhaustive search and the fixed rules have the last one alone.
         parents: for each set of `beams`, the places in the beam before it from which the set was reached (the
             edges of the paper's Fig. 7); empty at the first depth.
+        warnings: what was warned of while it was chosen.
     """
 
     method: str
@@ -46,6 +52,7 @@ class Selection:
     settings: Mapping[str, int | float | str] = field(default_factory=dict)
     beams: tuple[tuple[tuple[Layers, float], ...], ...] = ()
     parents: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def boundaries(self) -> Layers:
@@ -96,6 +103,7 @@ class Selection:
             "boundaries": self.boundaries,
             "score": self.score,
             "settings": settings,
+            "warnings": self.warnings,
             "beams": beams,
         }
         return json.dumps(record, indent=1, allow_nan=False)
@@ -132,6 +140,7 @@ class Selection:
                     for beam in beams
                 ),
                 parents=tuple(tuple(tuple(node["parents"]) for node in beam) for beam in beams),
+                warnings=tuple(str(warning) for warning in record.get("warnings", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LayerwaveError(f"{source} is damaged ({type(error).__name__}: {error}): select again") from None
@@ -154,6 +163,19 @@ class Selection:
 def as_beam(sets: np.ndarray, scores: np.ndarray) -> tuple[tuple[Layers, float], ...]:
     """Rows of sets and their scores, as a `Selection` holds them."""
     return tuple((tuple(row), score) for row, score in zip(sets.tolist(), scores.tolist(), strict=True))
+
+
+def warn_of_near_ties(layers: Layers, beam: tuple[tuple[Layers, float], ...], criterion: str) -> None:
+    """Says so when another set of the last beam scores as the chosen one does, to the rounding of a pass."""
+    near = NEAR.get(criterion, NEAR_ELSEWHERE)
+    best = dict(beam).get(layers)
+    tied = [other for other, score in beam if best is not None and other != layers and abs(score - best) <= near]
+    if tied:
+        named = " and ".join(_join(other) for other in tied[:3])
+        warn(
+            f"near tie: {_join(layers)} and {named} differ by less than {near:g} in {criterion}, which other batches, "
+            "devices or machines may turn around"
+        )
 
 
 def _join(numbers) -> str:

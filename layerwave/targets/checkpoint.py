@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from layerwave.errors import LayerwaveError
+from layerwave.files import whole_file
 from layerwave.targets.config import DecoderConfig
 from layerwave.targets.decoder import PARTITION, Decoder
 from layerwave.targets.families import FAMILIES
@@ -313,8 +314,12 @@ def abstract_parameters(config: DecoderConfig) -> list[Parameter]:
 
 
 def save_decoder(decoder: Decoder, path: Path, dtype: DTypeLike) -> None:
-    """Writes `path` (a `model.safetensors`) with the tensor names that `load_decoder` and transformers read."""
-    save_file(tensors_of(decoder, decoder_parameters(decoder), dtype), path, metadata={"format": "pt"})
+    """Writes `path` (a `model.safetensors`) with the tensor names that `load_decoder` and transformers read.
+
+    Raises `LayerwaveError` when it cannot be written.
+    """
+    with whole_file(path) as partial:
+        save_file(tensors_of(decoder, decoder_parameters(decoder), dtype), partial, metadata={"format": "pt"})
 
 
 def decoder_parameters(decoder: Decoder, root: str | None = None, head: str | None = None) -> list[Parameter]:

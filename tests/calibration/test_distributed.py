@@ -80,15 +80,15 @@ def test_sums_of_replicates_are_dropped_after_the_merge_not_before(work, tmp_pat
 
 
 def test_parts_of_another_calibration_are_refused_and_every_difference_named(work, tmp_path):
-    Job(tmp_path / "out.parts", work, 4).open(0)
+    Job(tmp_path / "out.parts", work, 4).open()
     other = replace(work, settings=replace(work.settings, rho=0.5), plan=work.plan[:8])
     with pytest.raises(LayerwaveError, match=r"batches.2 x 64 tokens was 9, is 8; settings.rho was 0.3, is 0.5"):
-        Job(tmp_path / "out.parts", other, 4).open(0)
+        Job(tmp_path / "out.parts", other, 4).open()
 
 
 def test_what_a_process_fails_of_is_told_by_the_others(work, tmp_path):
     job = Job(tmp_path / "out.parts", work, 4)
-    job.open(0)
+    job.open()
     with pytest.raises(OSError, match="disk is full"), job.failing(1):
         raise OSError("disk is full")
     told = r"process 1 failed \(OSError\('disk is full'\)\); mend it .* goes on with the 0 of 3 parts"
@@ -97,7 +97,7 @@ def test_what_a_process_fails_of_is_told_by_the_others(work, tmp_path):
     with pytest.raises(LayerwaveError, match=told):
         job.run(range(1), None)
     assert [path.name for path in job.folder.glob("failed*")] == ["failed-1.txt"]
-    job.open(1)  # the next start of process 1
+    job.open()  # the next start
     job.run(range(1), None)
     assert job.parts[0].exists()
 
