@@ -1,6 +1,7 @@
 """The command line: parse, call, print. The commands are in `commands/`, one dataclass each."""
 
 import sys
+import traceback
 from typing import Annotated
 
 import tyro
@@ -14,7 +15,7 @@ from layerwave.commands.quickstart import Quickstart
 from layerwave.commands.select import Report, Select
 from layerwave.commands.tools import Doctor, Ids
 from layerwave.commands.train import Train
-from layerwave.errors import LayerwaveError
+from layerwave.errors import LayerwaveError, one_line
 
 Command = (
     Annotated[Quickstart, subcommand("quickstart")]
@@ -32,18 +33,26 @@ Command = (
 
 
 def main(args: list[str] | None = None) -> None:
-    """Entry point of `layerwave`. Exit codes: 0, 2 for what the user can mend (one line on stderr), 130 interrupted."""
+    """Entry point of `layerwave`. Exit codes: 0, 2 for what the user can mend (one line on stderr), 130 interrupted.
+
+    With `--debug`, wherever it stands, the traceback comes before the line.
+    """
+    args = sys.argv[1:] if args is None else args
+    debug, args = "--debug" in args, [arg for arg in args if arg != "--debug"]
     try:
         # Parsing builds the settings, which refuse values out of range.
         command = tyro.cli(
             Command,
             args=args,
             prog="layerwave",
-            description="Measure which layers of a target a speculative-decoding draft should read.",
+            description="Measure which layers of a target a speculative-decoding draft should read. "
+            "Every command takes --debug: print the traceback of an error.",
         )
         command.run()
-    except LayerwaveError as error:
-        print(f"layerwave: error: {error}", file=sys.stderr)
+    except (LayerwaveError, OSError) as error:  # OSError: a file or folder that nobody expected to fail
+        if debug:
+            traceback.print_exc()
+        print(f"layerwave: error: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("layerwave: interrupted; nothing half-written was left", file=sys.stderr)

@@ -12,7 +12,7 @@ import layerwave
 
 PACKAGE = Path(layerwave.__file__).parent
 ROOMS = ("kernels", "targets", "calibration", "selection", "drafts", "decoding", "interop", "report", "commands")
-NEUTRAL = {"errors", "files", "identity", "progress", "doctor"}
+NEUTRAL = {"errors", "files", "identity", "progress", "doctor", "reading", "tensorfile"}
 """Modules at the top level that any room may import; they import no room."""
 
 
