@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import traceback
 from typing import Annotated
 
 import tyro
@@ -17,7 +18,7 @@ from layerwave.commands.select import Report, Select
 from layerwave.commands.tools import Doctor, Ids
 from layerwave.commands.train import Train
 from layerwave.commands.validate import Validate
-from layerwave.errors import LayerwaveError
+from layerwave.errors import LayerwaveError, one_line
 from layerwave.interruption import ending_by_signals, received
 
 Command = (
@@ -40,8 +41,11 @@ Command = (
 def main(args: list[str] | None = None) -> None:
     """Entry point of `layerwave`.
 
-    Exit codes: 0; 2 for what the user can mend (one line on stderr); 130 and 143 for SIGINT and SIGTERM (another line).
+    Exit codes: 0; 2 for what the user can mend (one line on stderr; with `--debug`, wherever it stands, the traceback
+    comes before it); 130 and 143 for SIGINT and SIGTERM (another line).
     """
+    args = sys.argv[1:] if args is None else args
+    debug, args = "--debug" in args, [arg for arg in args if arg != "--debug"]
     try:
         with ending_by_signals():
             # Parsing builds the settings, which refuse values out of range.
@@ -49,16 +53,19 @@ def main(args: list[str] | None = None) -> None:
                 Command,
                 args=args,
                 prog="layerwave",
-                description="Measure which layers of a target a speculative-decoding draft should read.",
+                description="Measure which layers of a target a speculative-decoding draft should read. "
+                "Every command takes --debug: print the traceback of an error.",
             )
             command.run()
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) or received():
             print("layerwave: interrupted; nothing half-written was left", file=sys.stderr)
             sys.exit(128 + (received() or signal.SIGINT))
-        if not isinstance(error, LayerwaveError):
+        if not isinstance(error, LayerwaveError | OSError):  # OSError: a file that nobody expected to fail
             raise
-        print(f"layerwave: error: {error}", file=sys.stderr)
+        if debug:
+            traceback.print_exc()
+        print(f"layerwave: error: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from layerwave.errors import LayerwaveError
 from layerwave.files import whole_file
+from layerwave.reading import read_object, shown
 
 
 def require_same(path: Path, schema: str, version: int, identity: Mapping[str, Any]) -> None:
@@ -20,17 +21,13 @@ def require_same(path: Path, schema: str, version: int, identity: Mapping[str, A
             content = {"schema": schema, "version": version, **identity}
             partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         return
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        known = (found.pop("schema"), found.pop("version"))
-    except (ValueError, KeyError, AttributeError):
-        known = None
-    if known != (schema, version):
+    found = read_object(path, "give another --out")
+    if (found.pop("schema", None), found.pop("version", None)) != (schema, version):
         raise LayerwaveError(f"{path} is not of a run that this version can resume: give another --out")
     ours = _flat(json.loads(json.dumps(identity)))
     theirs = _flat(found)
     differences = [
-        f"{key} was {theirs.get(key)!r}, is {ours.get(key)!r}"
+        f"{key} was {shown(theirs.get(key))}, is {shown(ours.get(key))}"
         for key in sorted(ours.keys() | theirs.keys())
         if ours.get(key) != theirs.get(key)
     ]

@@ -24,7 +24,18 @@ ROOMS = (
     "bench",
     "commands",
 )
-NEUTRAL = {"errors", "files", "identity", "interruption", "lock", "progress", "doctor", "warned"}
+NEUTRAL = {
+    "errors",
+    "files",
+    "identity",
+    "interruption",
+    "lock",
+    "progress",
+    "doctor",
+    "reading",
+    "tensorfile",
+    "warned",
+}
 """Modules at the top level that any room may import; they import no room."""
 
 

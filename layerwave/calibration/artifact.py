@@ -303,6 +303,8 @@ class Calibration:
                 or arrays that are missing or do not fit together.
         """
         settings, header, arrays = read(path)
+        if settings and header["data_fingerprint"] != data_fingerprint(arrays["fingerprints"]):
+            raise LayerwaveError(f"{path} is damaged (data_fingerprint is not that of its samples): calibrate again")
         grams, centred, sums = (arrays.get(name) for name in REPLICATE_ARRAYS)
         tokens = {name.removeprefix("token_"): arrays[name] for name in TOKEN_ARRAYS if name in arrays}
         return cls(

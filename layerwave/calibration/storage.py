@@ -2,20 +2,20 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from layerwave.calibration.replicates import SHARES
 from layerwave.calibration.settings import POOLS, CalibrationSettings
 from layerwave.errors import LayerwaveError
 from layerwave.files import whole_file, write_tensors
+from layerwave.reading import parse_json, shown, typed
+from layerwave.tensorfile import open_tensors
 
 FORMAT = "layerwave.calibration"
 FORMAT_VERSION = 3
@@ -101,28 +101,26 @@ def read_header(path: str | os.PathLike[str]) -> tuple[CalibrationSettings | Non
         header = file.metadata() or {}
     if header.get("format") != FORMAT:
         raise LayerwaveError(
-            f"{path} is a safetensors file of format {header.get('format')!r}, but must be {FORMAT!r}: "
+            f"{path} is a safetensors file of format {shown(header.get('format'))}, but must be {FORMAT!r}: "
             "name a file that `layerwave calibrate` wrote"
         )
     if header.get("format_version") != str(FORMAT_VERSION):
         raise LayerwaveError(
-            f"{path} has format version {header.get('format_version')} (layerwave "
-            f"{header.get('layerwave_version')}), but must have {FORMAT_VERSION}: {_REMEDY}"
+            f"{path} has format version {shown(header.get('format_version'))} (layerwave "
+            f"{shown(header.get('layerwave_version'))}), but must have {FORMAT_VERSION}: {_REMEDY}"
         )
+    if missing := [name for name in ("settings", *_HEADER) if name not in header]:
+        raise LayerwaveError(f"{path} has a header that cannot be read (it lacks {', '.join(missing)}): {_REMEDY}")
+    said = f"{path} has a header that"
+    settings, tallies = (parse_json(header[name], said, _REMEDY) for name in ("settings", "tallies"))
     try:
-        settings = json.loads(header["settings"])
-        settings = None if settings is None else CalibrationSettings(**settings)
-        # Versions before 0.2 kept neither.
-        header = {"checks": "{}", "warnings": "[]"} | header
-        json.loads(header["tallies"])
-        checks, warnings = json.loads(header["checks"]), json.loads(header["warnings"])
-        if not all(isinstance(value, float) for value in dict(checks).values()):
-            raise ValueError(f"checks are {checks}")
-        if not (isinstance(warnings, list) and all(isinstance(warning, str) for warning in warnings)):
-            raise ValueError(f"warnings are {warnings}")
-        return settings, {name: header[name] for name in _HEADER}
-    except (KeyError, ValueError, TypeError, LayerwaveError) as error:
-        raise LayerwaveError(f"{path} has a header that cannot be read ({error}): {_REMEDY}") from error
+        typed(dict[str, int], tallies, "tallies")
+        settings = typed(CalibrationSettings | None, settings, "settings")
+        typed(dict[str, float], parse_json(header["checks"], said, _REMEDY), "checks")
+        typed(tuple[str, ...], parse_json(header["warnings"], said, _REMEDY), "warnings")
+    except LayerwaveError as error:
+        raise LayerwaveError(f"{path} has a header that cannot be read ({error}): {_REMEDY}") from None
+    return settings, {name: header[name] for name in _HEADER}
 
 
 def is_calibration(path: str | os.PathLike[str]) -> bool:
@@ -134,13 +132,8 @@ def is_calibration(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-@contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[safe_open]:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            yield file
-    except (OSError, SafetensorError) as error:
-        raise LayerwaveError(f"cannot read {path} (not a whole safetensors file: {error}): {_REMEDY}") from error
+def _opened(path: str | os.PathLike[str]):
+    return open_tensors(path, "not a whole safetensors file", _REMEDY)
 
 
 def _fault(arrays: dict[str, np.ndarray], settings: CalibrationSettings | None) -> str | None:
@@ -166,7 +159,25 @@ def _fault(arrays: dict[str, np.ndarray], settings: CalibrationSettings | None) 
         for axis, size in zip(axes, array.shape, strict=True):
             if sizes.setdefault(axis, size) != size:
                 return f"{name} has shape {array.shape}, expected {sizes[axis]} on axis {axis} of {axes}"
-    return _token_fault(arrays) if "token_states" in arrays else None
+    return _count_fault(arrays) or (_token_fault(arrays) if "token_states" in arrays else None)
+
+
+def _count_fault(arrays: dict[str, np.ndarray]) -> str | None:
+    """Say what no pass can have left in arrays that have their right dtypes and axes."""
+    if 0 in arrays["sums"].shape:
+        return f"sums has shape {arrays['sums'].shape}, expected layers, tokens and features"
+    for name, array in arrays.items():
+        if name != "curves" and array.dtype.kind not in "iub" and not np.isfinite(array).all():
+            return f"{name} holds NaN or infinity"
+    for name in ("counts", "kept", "lengths", "sinks"):
+        if (arrays[name] < 0).any():
+            return f"{name} counts below 0"
+    for name in ("kept", "sinks"):
+        if (arrays[name] > arrays["lengths"]).any():
+            return f"{name} counts more tokens than lengths does"
+    if len(np.unique(arrays["fingerprints"])) < len(arrays["fingerprints"]):
+        return "fingerprints names a sample twice"
+    return None
 
 
 def _token_fault(arrays: dict[str, np.ndarray]) -> str | None:
@@ -180,6 +191,8 @@ def _token_fault(arrays: dict[str, np.ndarray]) -> str | None:
         return f"token_top_tokens has {len(top_tokens)} rows, expected at most {len(samples)}, one a position"
     if arrays["token_states"].shape[2] > arrays["token_embeddings"].shape[1]:
         return f"token_states has shape {arrays['token_states'].shape}, wider than the model"
+    if arrays["token_states"].shape[2] == 0:
+        return f"token_states has shape {arrays['token_states'].shape}, of no features"
     if not np.array_equal(arrays["token_vocabulary"], np.unique(top_tokens)):
         return "token_vocabulary is not the ascending union of token_top_tokens"
     if not np.isin(samples, arrays["fingerprints"]).all():

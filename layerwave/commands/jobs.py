@@ -16,11 +16,13 @@ from layerwave.commands.printing import check_out, print_json, print_table, prog
 from layerwave.errors import LayerwaveError
 from layerwave.interruption import received
 from layerwave.lock import only_run
+from layerwave.reading import shown
 from layerwave.targets import DTypeName
 
 _SETTINGS = {field.name: field.default for field in fields(CalibrationSettings)}
 _REQUIRED = ("target", "conversations", "out")
 _OPTIONAL = ("dtype", "batch_tokens", "mesh")
+_MOST_KEYS = 1000
 
 
 @dataclass(frozen=True)
@@ -144,52 +146,65 @@ def read_jobs(path: Path) -> list[Job]:
 
     Raises:
         LayerwaveError: one message that lists every fault of every row: unknown, missing and repeated keys, values of
-            a wrong type or out of range, files that are missing or cannot be written, and an `out` named twice.
+            a wrong type or out of range, files that are missing or cannot be written, an `out` that leads out of the
+        working directory and the file's own, and one named twice.
     """
     rows = _parse(path)
     faults = []
     jobs = []
+    folders = Path.cwd(), path.absolute().parent.resolve()
     for number, row in enumerate(rows, 1):
         try:
-            jobs.append(_job(row))
+            jobs.append(_job(row, folders))
         except _RowError as error:
             faults += [f"row {number}: {fault}" for fault in error.args]
     named = (row["out"] for row in rows if isinstance(row, dict) and isinstance(row.get("out"), str))
-    outs = Counter(Path(out).resolve() for out in named)
+    outs = Counter(map(_place, named))
     faults += [f"out {out} is named {times} times" for out, times in outs.items() if times > 1]
     if faults:
         raise LayerwaveError(f"{path} has {len(faults)} faults, and no row was run: {'; '.join(faults)}")
     return jobs
 
 
+def _place(out: str) -> Path:
+    """Where a row writes; of a name that no path can have, which is a fault of its row, the name."""
+    try:
+        return Path(out).resolve()
+    except (OSError, ValueError, RuntimeError):
+        return Path(out)
+
+
 class _RowError(Exception):
     """All faults of one row."""
 
 
-def _job(row: Any) -> Job:
+def _job(row: Any, folders: tuple[Path, ...]) -> Job:
     if not isinstance(row, dict):
         raise _RowError(f"a {type(row).__name__}, but must be a mapping with {', '.join(_REQUIRED)}")
     known = {*_REQUIRED, *_OPTIONAL, *_SETTINGS}
-    faults = [f"unknown key {key!r}" for key in row if key not in known]
+    faults = [f"unknown key {shown(key)}" for key in row if key not in known]
     faults += [f"lacks {key}" for key in _REQUIRED if key not in row]
     kinds = dict.fromkeys((*_REQUIRED, "dtype", "mesh"), "") | {"batch_tokens": 1} | _SETTINGS
     faults += [
-        f"{key} is {value!r}, but must be of type {type(kinds[key]).__name__}"
+        f"{key} is {shown(value)}, but must be of type {type(kinds[key]).__name__}"
         for key, value in row.items()
         if key in known and not _of_kind(value, kinds[key])
     ]
     if faults:
         raise _RowError(*faults)
     if row.get("dtype", "float32") not in get_args(DTypeName):
-        faults.append(f"dtype is {row['dtype']!r}, but must be one of {', '.join(get_args(DTypeName))}")
+        faults.append(f"dtype is {shown(row['dtype'])}, but must be one of {', '.join(get_args(DTypeName))}")
     try:
         given = {key: value for key, value in row.items() if key in _SETTINGS}
         settings = CalibrationSettings(**{key: type(_SETTINGS[key])(value) for key, value in given.items()})
-    except LayerwaveError as error:
+    except (LayerwaveError, OverflowError) as error:
         faults.append(str(error))
         settings = CalibrationSettings()
     paths = Path(row["conversations"]), Path(row["out"])
-    faults += _unusable(row["target"], *paths, row.get("batch_tokens"))
+    try:
+        faults += _unusable(row["target"], *paths, row.get("batch_tokens"), folders)
+    except (OSError, ValueError, RuntimeError) as error:  # names that no path can have, links in a circle
+        faults.append(f"{shown(row['out'])} or {shown(row['conversations'])} cannot be a path ({error})")
     if faults:
         raise _RowError(*faults)
     return Job(row["target"], *paths, settings, **{key: row[key] for key in _OPTIONAL if key in row})
@@ -202,7 +217,9 @@ def _of_kind(value: Any, example: Any) -> bool:
     return isinstance(value, int | float if isinstance(example, float) else type(example))
 
 
-def _unusable(target: str, conversations: Path, out: Path, batch_tokens: int | None) -> list[str]:
+def _unusable(
+    target: str, conversations: Path, out: Path, batch_tokens: int | None, folders: tuple[Path, ...]
+) -> list[str]:
     """Faults that only the machine can tell, and the range of what is no setting."""
     from layerwave.calibration.storage import is_calibration
     from layerwave.targets.target import check_name
@@ -217,6 +234,8 @@ def _unusable(target: str, conversations: Path, out: Path, batch_tokens: int | N
             check()
         except LayerwaveError as error:
             faults.append(str(error))
+    if not any(out.resolve().is_relative_to(folder) for folder in folders):
+        faults.append(f"{out} leads out of {' and '.join(map(str, dict.fromkeys(folders)))}")
     if out.is_file() and not is_calibration(out):
         faults.append(f"{out} is no calibration and would be lost")
     return faults
@@ -227,7 +246,7 @@ def _parse(path: Path) -> list:
         rows = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise LayerwaveError(f"cannot read {path} ({error.strerror}): name a YAML file of jobs") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # the latter of scalars and of depth
         raise LayerwaveError(f"{path} is no YAML ({' '.join(str(error).split())}): write a list of mappings") from None
     if not isinstance(rows, list) or not rows:
         raise LayerwaveError(f"{path} must be a list of jobs, each a mapping with {', '.join(_REQUIRED)}")
@@ -235,7 +254,18 @@ def _parse(path: Path) -> list:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in one mapping; YAML would take the last without a word."""
+    """Refuses a key that stands twice in one mapping; YAML would take the last without a word.
+
+    And what grows without bound when it is merged: `<<` takes one mapping, and no mapping has more than `_MOST_KEYS`.
+    """
+
+    def flatten_mapping(self, node):
+        for key, value in node.value:
+            if key.tag == "tag:yaml.org,2002:merge" and not isinstance(value, yaml.MappingNode):
+                raise yaml.constructor.ConstructorError(None, None, "<< takes one mapping", node.start_mark)
+        super().flatten_mapping(node)
+        if len(node.value) > _MOST_KEYS:
+            raise yaml.constructor.ConstructorError(None, None, f"more than {_MOST_KEYS} keys", node.start_mark)
 
     def construct_mapping(self, node, deep=False):
         keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))

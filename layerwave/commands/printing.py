@@ -50,9 +50,10 @@ def table_of(*columns: str):
 def print_table(table) -> None:
     from rich.console import Console
 
-    terminal = Console(highlight=False)
+    # No markup: cells hold text from files, in which brackets are brackets.
+    terminal = Console(highlight=False, markup=False, emoji=False)
     # Without a terminal rich assumes 80 columns and would fold; a file takes lines of any length.
-    console = terminal if terminal.is_terminal else Console(highlight=False, width=200)
+    console = terminal if terminal.is_terminal else Console(highlight=False, markup=False, emoji=False, width=200)
     with console.capture() as captured:
         console.print(table)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))

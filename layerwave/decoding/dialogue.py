@@ -1,6 +1,5 @@
 """Conversations with a target: it answers question after question, its own earlier answers in view."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from jaxtyping import Array, Key
 from layerwave.calibration.conversations import Conversation, Turn
 from layerwave.calibration.tokens import TemplateRefusalError, encode
 from layerwave.errors import LayerwaveError
+from layerwave.reading import inside, read_object, typed
 from layerwave.targets import Target
 from layerwave.targets.target import MINI, MINI_FOLDER
 
@@ -113,9 +113,11 @@ def end_tokens(target: Target) -> tuple[int, ...]:
         LayerwaveError: there are none.
     """
     path = _generation_config(target.name)
-    named = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
+    remedy = "correct the file, or remove it"
+    named = read_object(path, remedy).get("eos_token_id") if path.is_file() else None
+    named = typed(int | tuple[int, ...] | None, named, f"{path}: eos_token_id")
     own = target.tokenizer.eos_token_id
-    found = {token for token in (own, *(named if isinstance(named, list) else [named])) if token is not None}
+    found = {token for token in (own, *(named if isinstance(named, tuple) else [named])) if token is not None}
     if not found:
         raise LayerwaveError(f"{target.name} names no end token: put eos_token_id into generation_config.json")
     return tuple(sorted(found))
@@ -125,7 +127,7 @@ def _generation_config(name: str) -> Path:
     """Where the file lies beside the weights of the target of this name, if it has one."""
     folder, file = MINI_FOLDER if name == MINI else Path(name), "generation_config.json"
     if folder.is_dir():
-        return folder / file
+        return inside(folder, file, "put the file itself there")
     from huggingface_hub import try_to_load_from_cache
 
     return Path(str(try_to_load_from_cache(name, file)))  # loading a hub id left it in the cache

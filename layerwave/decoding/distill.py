@@ -26,6 +26,7 @@ from layerwave.drafts.contamination import Hit, decontaminate
 from layerwave.errors import LayerwaveError
 from layerwave.files import whole_file
 from layerwave.lock import only_run
+from layerwave.reading import read_object, typed
 from layerwave.targets import Target
 from layerwave.warned import warnings_kept
 
@@ -119,12 +120,16 @@ def distill(
         made = work.finished()
         if made is None:
             plan = batches(asked, settings.batch)
-            answered = work.journal.resume()
+            answered = work.journal.resume(tuple[_Record, ...])
+            if [len(batch) for batch in plan][: len(answered)] != list(map(len, answered)):
+                raise LayerwaveError(
+                    f"{work.journal.path} is damaged (its records are not of this plan): remove it to start anew"
+                )
             done, tokens = sum(map(len, answered)), 0
             for batch in plan[len(answered) :]:
-                answered.append(_answer(target, [asked[i] for i in batch], generation, settings))
-                work.journal.append(answered[-1])
-                done, tokens = done + len(batch), tokens + sum(record["tokens"] for record in answered[-1])
+                answered.append(tuple(_answer(target, [asked[i] for i in batch], generation, settings)))
+                work.journal.append([asdict(record) for record in answered[-1]])
+                done, tokens = done + len(batch), tokens + sum(record.tokens for record in answered[-1])
                 if progress is not None:
                     progress(done, len(asked), tokens)
             records = dict(zip(chain(*plan), chain(*answered), strict=True))
@@ -161,8 +166,8 @@ def _prompts(conversations: Conversations) -> tuple[list[Prompt], dict[str, int]
 
 def _answer(
     target: Target, prompts: list[Prompt], generation: GenerationSettings, settings: DistillSettings
-) -> list[dict[str, Any]]:
-    """Answers a batch turn by turn. A record a prompt: row (None without an answer), answers, tokens, ended."""
+) -> list["_Record"]:
+    """Answers a batch turn by turn. A record a prompt."""
     dialogues = converse(
         target,
         prompts,
@@ -175,19 +180,29 @@ def _answer(
     return [_record(*pair, generation.end_tokens) for pair in zip(prompts, dialogues, strict=True)]
 
 
-def _record(prompt: Prompt, dialogue: Dialogue, end_tokens: tuple[int, ...]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Row:
+    """A line of the output."""
+
+    id: str
+    conversations: tuple[Turn, ...]
+    truncated: int
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What became of a prompt; no row without an answer."""
+
+    row: _Row | None
+    answers: int
+    tokens: int
+    ended: str
+
+
+def _record(prompt: Prompt, dialogue: Dialogue, end_tokens: tuple[int, ...]) -> _Record:
     made = dialogue.answers
-    row = {
-        "id": prompt.name,
-        "conversations": [asdict(turn) for turn in dialogue.turns],
-        "truncated": sum(answer[-1] not in end_tokens for answer in made),
-    }
-    return {
-        "row": row if made else None,
-        "answers": len(made),
-        "tokens": sum(map(len, made)),
-        "ended": dialogue.ended,
-    }
+    row = _Row(prompt.name, tuple(dialogue.turns), sum(answer[-1] not in end_tokens for answer in made))
+    return _Record(row if made else None, len(made), sum(map(len, made)), dialogue.ended)
 
 
 class _Work:
@@ -203,21 +218,21 @@ class _Work:
             return None
         if not self.description.is_file():
             raise LayerwaveError(f"{self.out} exists, and no run of distill wrote it: remove it or give another --out")
-        description = json.loads(self.description.read_text(encoding="utf-8"))
-        require_same_run(description["run"], self.run, self.out)
-        return description["tallies"]
+        description = read_object(self.description, "remove it and the output, or give another --out")
+        require_same_run(description.get("run"), self.run, self.out)
+        return typed(dict[str, int], description.get("tallies"), f"{self.description}: tallies")
 
-    def finish(self, records: list[dict[str, Any]], warnings: list[str]) -> dict[str, int]:
+    def finish(self, records: list[_Record], warnings: list[str]) -> dict[str, int]:
         """Writes output and description, removes the journal, and returns the tallies."""
-        rows = [record["row"] for record in records if record["row"] is not None]
-        ended = Counter(record["ended"] for record in records)
+        rows = [asdict(record.row) for record in records if record.row is not None]
+        ended = Counter(record.ended for record in records)
         tallies = {
             REFUSED: ended[REFUSED],
             FULL: ended[FULL],
             "conversations": len(rows),
-            "answers": sum(record["answers"] for record in records),
+            "answers": sum(record.answers for record in records),
             "answers cut at max_new_tokens": sum(row["truncated"] for row in rows),
-            "tokens": sum(record["tokens"] for record in records),
+            "tokens": sum(record.tokens for record in records),
         }
         if not rows:
             raise LayerwaveError(f"not one answer ({listed(tallies)}): give prompts that the target has room for")

@@ -36,6 +36,7 @@ Progress = Callable[[int, int, int], None]
 """Called with (questions done, questions in all, tokens made), a question counting once a temperature."""
 
 Runs = list[tuple[str | None, Draft | None, TreeSettings | None]]
+_Record = tuple[tuple[Row, ...], ...]
 """What is run at each temperature: (name, draft, tree); first plain decoding, which has none of them."""
 
 
@@ -108,12 +109,17 @@ def _measured(
     runs: Runs = [(None, None, None), *((name, drafts[name], tree) for name in drafts for tree in settings.trees)]
     prompts = [question.prompt for question in asked]
     plan = list(product(settings.temperatures, batches(prompts, settings.batch)))
-    records = journal.resume()
+    records = journal.resume(_Record)
+    if len(records) > len(plan) or any(
+        len(record) != len(runs) or any(len(rows) != len(batch) for rows in record)
+        for record, (_, batch) in zip(records, plan, strict=False)
+    ):
+        raise LayerwaveError(f"{journal.path} is damaged (its records are not of this plan): remove it to start anew")
     done, tokens = sum(len(batch) for _, batch in plan[: len(records)]), 0
     for temperature, batch in plan[len(records) :]:
         found = _answer(target, [prompts[i] for i in batch], runs, temperature, settings)
-        records.append([[asdict(row) for row in rows] for rows in found])
-        journal.append(records[-1])
+        records.append(tuple(map(tuple, found)))
+        journal.append([[asdict(row) for row in rows] for rows in found])
         done, tokens = done + len(batch), tokens + sum(row.tokens for rows in found for row in rows)
         if progress is not None:
             progress(done, len(prompts) * len(settings.temperatures), tokens)
@@ -121,7 +127,7 @@ def _measured(
     rows: dict[tuple[int, float], dict[int, Row]] = {}
     for (temperature, batch), record in zip(plan, records, strict=True):
         for place, made in enumerate(record):
-            rows.setdefault((place, temperature), {}).update(zip(batch, map(Row.from_record, made), strict=True))
+            rows.setdefault((place, temperature), {}).update(zip(batch, made, strict=True))
     return tuple(
         Run(name, tree and tree.nodes, temperature, tuple(rows[place, temperature][i] for i in range(len(prompts))))
         for temperature in settings.temperatures

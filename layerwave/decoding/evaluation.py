@@ -1,8 +1,9 @@
 """What an evaluation counted, question by question, and its file."""
 
 import json
-from collections.abc import Mapping
+import math
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from layerwave.decoding.sampling import GenerationSettings
 from layerwave.decoding.tree import TreeSettings
 from layerwave.errors import LayerwaveError
 from layerwave.files import whole_file
+from layerwave.reading import read_json, shown, typed
 
 SCHEMA, VERSION = "layerwave.evaluation", 1
 
@@ -91,10 +93,11 @@ class Row:
         """Drafted tokens that were kept."""
         return sum(count * depth for depth, count in enumerate(self.accepted))
 
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> "Row":
-        differing = tuple((turn, place) for turn, place in record["differing"])
-        return cls(**{**record, "accepted": tuple(record["accepted"]), "differing": differing})
+    def __post_init__(self) -> None:
+        numbers = (self.tokens, self.emitted, *self.accepted, self.drafted, self.empty, *self.stops.values(),
+                   *(number for pair in self.differing for number in pair))  # fmt: skip
+        if any(number < 0 for number in numbers) or not 0 <= self.seconds < math.inf:
+            raise LayerwaveError("a row of an evaluation counts below 0, or takes no finite time")
 
 
 @dataclass(frozen=True)
@@ -170,11 +173,7 @@ class Evaluation:
         Raises:
             LayerwaveError: it cannot be read, is something else or damaged, or has another version.
         """
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise LayerwaveError(f"{path} cannot be read ({error}): give a file of `layerwave evaluate`") from None
-        return cls.from_record(content, str(path))
+        return cls.from_record(read_json(path, "give a file of `layerwave evaluate`"), str(path))
 
     @property
     def record(self) -> dict[str, Any]:
@@ -188,22 +187,23 @@ class Evaluation:
         if content.pop("schema", None) != SCHEMA:
             raise LayerwaveError(f"{path} is not an evaluation: give a file that `layerwave evaluate` wrote")
         if (version := content.pop("version", None)) != VERSION:
-            raise LayerwaveError(f"{path} has schema version {version}, this layerwave reads {VERSION}: evaluate again")
-        try:
-            names = EvaluationSettings.__dataclass_fields__
-            settings = {name: content.pop(name) for name in names}
-            settings |= {name: tuple(settings[name]) for name in ("nodes", "temperatures")}
-            drafts = [EvaluatedDraft(d["name"], tuple(d["layers"]), d["fingerprint"]) for d in content.pop("drafts")]
-            runs = [Run(**{**run, "rows": tuple(map(Row.from_record, run["rows"]))}) for run in content.pop("runs")]
-            lists = {name: tuple(content.pop(name)) for name in ("ids", "categories")}
-            found = cls(
-                drafts=tuple(drafts), settings=EvaluationSettings(**settings), runs=tuple(runs), **lists, **content
+            raise LayerwaveError(
+                f"{path} has schema version {shown(version)}, this layerwave reads {VERSION}: evaluate again"
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise LayerwaveError(f"{path} is damaged ({error!r}): evaluate again") from None
-        wanted = len(found.settings.temperatures) * (1 + len(drafts) * len(found.settings.nodes))
-        if len(runs) != wanted or any(len(run.rows) != len(found.ids) for run in runs):
-            raise LayerwaveError(f"{path} is damaged (it lacks runs, or runs lack questions): evaluate again")
+        names = EvaluationSettings.__dataclass_fields__
+        settings = {name: content.pop(name) for name in names if name in content}
+        try:
+            if missing := sorted(names.keys() - settings.keys()):
+                raise LayerwaveError(f"it lacks {missing}")
+            found = typed(cls, {**content, "settings": settings}, "evaluation")
+        except LayerwaveError as error:
+            raise LayerwaveError(f"{path} is damaged ({error}): evaluate again") from None
+        trees = [(None, None), *product([draft.name for draft in found.drafts], found.settings.nodes)]
+        wanted = [(*tree, temperature) for temperature in found.settings.temperatures for tree in trees]
+        if [(run.draft, run.nodes, run.temperature) for run in found.runs] != wanted:
+            raise LayerwaveError(f"{path} is damaged (its runs are not those that its header names): evaluate again")
+        if any(len(run.rows) != len(found.ids) for run in found.runs) or len(found.ids) != len(found.categories):
+            raise LayerwaveError(f"{path} is damaged (runs lack questions, or questions a category): evaluate again")
         return found
 
 

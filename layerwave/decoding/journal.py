@@ -13,6 +13,13 @@ from typing import Any
 
 from layerwave.errors import LayerwaveError
 from layerwave.files import Lines
+from layerwave.reading import parse_json, shown, typed
+
+_ANEW = "remove it to start anew"
+
+
+class _OtherRunError(LayerwaveError):
+    """The file is whole, and of another run."""
 
 
 @dataclass(frozen=True)
@@ -27,23 +34,31 @@ class Journal:
         """The journal of a run that shall end in the file `out`."""
         return cls(out.with_name(out.name + ".partial"), run)
 
-    def resume(self) -> list[Any]:
-        """Opens the journal; returns the records in it. What a kill left of a line is cut off.
+    def resume(self, kind: Any) -> list[Any]:
+        """Opens the journal; returns the records in it, each as the annotated type. What a kill left of a line is cut
+        off.
 
         Raises:
             LayerwaveError: the journal is damaged, of another run, or cannot be written.
         """
-        content = self.path.read_bytes() if self.path.exists() else b""
+        try:
+            content = self.path.read_bytes() if self.path.exists() else b""
+        except OSError as error:
+            raise LayerwaveError(f"{self.path} cannot be read ({error.strerror}): {_ANEW}") from None
         whole = content[: content.rfind(b"\n") + 1]
         if not whole:
             self.path.unlink(missing_ok=True)
             self.append(self.run)
             return []
+        lines = enumerate(whole.split(b"\n")[:-1], 1)
         try:
-            run, *records = map(json.loads, whole.decode().split("\n")[:-1])
-        except ValueError as error:
-            raise LayerwaveError(f"{self.path} is damaged ({error}): remove it to start anew") from error
-        require_same_run(run, self.run, self.path)
+            run, *found = [parse_json(line, f"line {number}", _ANEW) for number, line in lines]
+            require_same_run(run, self.run, self.path)
+            records = [typed(kind, record, f"line {number}") for number, record in enumerate(found, 2)]
+        except _OtherRunError:
+            raise
+        except LayerwaveError as error:
+            raise LayerwaveError(f"{self.path} is damaged ({error}): {_ANEW}") from None
         if len(whole) < len(content):
             os.truncate(self.path, len(whole))
         return records
@@ -63,9 +78,10 @@ class Journal:
 
 def require_same_run(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
     """Raises `LayerwaveError` where the file at `path` is of a run that differs from the wanted one."""
+    found = typed(dict[str, Any], found, "its description of the run")
     differing = [name for name in wanted if found.get(name) != wanted[name]]
     if differing:
-        raise LayerwaveError(
-            f"{path} is of a run with other {', '.join(differing)} ({found.get(differing[0])!r}, now "
-            f"{wanted[differing[0]]!r}): repeat its settings, remove it, or give another --out"
+        raise _OtherRunError(
+            f"{path} is of a run with other {', '.join(differing)} ({shown(found.get(differing[0]))}, now "
+            f"{shown(wanted[differing[0]])}): repeat its settings, remove it, or give another --out"
         )

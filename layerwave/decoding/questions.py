@@ -13,6 +13,7 @@ from typing import Any
 from layerwave.calibration.conversations import Turn, rows_of_file
 from layerwave.decoding.dialogue import Prompt
 from layerwave.errors import LayerwaveError
+from layerwave.reading import shown
 
 BUNDLED = Path(str(resources.files("layerwave"))) / "assets" / "questions.jsonl"
 """Questions that come with layerwave: two of each category, short enough for the bundled target."""
@@ -102,14 +103,14 @@ def _question(row: Any, where: str) -> Question:
             f"{where}: unknown fields {', '.join(unknown)}, expected {', '.join(_FIELDS)}: remove or rename them"
         )
     id, category, turns = row["question_id"], row["category"], row["turns"]
-    if isinstance(id, bool) or not isinstance(id, int | str):
-        raise LayerwaveError(f"{where}: question_id is {id!r}, expected a whole number or a text")
+    if isinstance(id, bool) or not (isinstance(id, int) or _is_text(id)):
+        raise LayerwaveError(f"{where}: question_id is {shown(id)}, expected a whole number or a text")
     if not isinstance(category, str) or category not in COLUMN_OF:
         raise LayerwaveError(
-            f"{where}: unknown category {category!r}, expected one of {', '.join(COLUMN_OF)}: use Spec-Bench's names"
+            f"{where}: unknown category {shown(category)}, expected one of {', '.join(COLUMN_OF)}: use Spec-Bench's names"
         )
     if not isinstance(turns, Sequence) or isinstance(turns, str) or not turns or not all(map(_is_text, turns)):
-        raise LayerwaveError(f"{where}: turns must be a list of texts, none of them empty: got {str(turns)[:60]!r}")
+        raise LayerwaveError(f"{where}: turns must be a list of texts, none of them empty: got {shown(turns)}")
     return Question(id, category, tuple(turns))
 
 

@@ -1,8 +1,8 @@
 """Attention of the training-time test, with its gradient written out.
 
-What autodiff makes of a softmax sums over each `T x T` block of products once more, and transposes it. Here the backward
-pass takes that sum from the output (FlashAttention, arXiv 2205.14135, appendix B.2), vectors are normalised instead of
-blocks, and products are ordered so that each block is used as it lies.
+What autodiff makes of a softmax sums over each `T x T` block of products once more, and transposes it. Here the
+backward pass takes that sum from the output (FlashAttention, arXiv 2205.14135, appendix B.2), vectors are normalised
+instead of blocks, and products are ordered so that each block is used as it lies.
 
 Letters: `b` rows, `t` queries' slots, `s` keys' slots, `j` steps, `k` key heads, `g` query heads to each of them, `m`
 the queries of a key head (`g t`), `d` features of a head.

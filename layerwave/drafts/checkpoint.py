@@ -7,8 +7,10 @@ not pass. The embedding is not in the file: it is the target's.
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +23,7 @@ from layerwave.drafts.eagle3 import Draft, Eagle3
 from layerwave.drafts.vocabulary import DraftVocabulary
 from layerwave.errors import LayerwaveError
 from layerwave.files import whole_directory
+from layerwave.reading import inside, read_object, shown, typed
 from layerwave.targets.checkpoint import (
     Parameter,
     TensorFiles,
@@ -32,6 +35,23 @@ from layerwave.targets.checkpoint import (
 
 SCHEMA, VERSION = "layerwave.draft", 1
 _CONFIG, _TENSORS = "config.json", "model.safetensors"
+_A_DRAFT = "name a directory that holds a draft"
+
+
+@dataclass(frozen=True)
+class _TargetName:
+    name: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class _Description:
+    """`config.json` without its schema and version."""
+
+    layerwave_version: str
+    target: _TargetName
+    vocabulary_fingerprint: str
+    config: dict[str, Any]
 
 
 def draft_parameters(module: Eagle3) -> list[Parameter]:
@@ -57,14 +77,18 @@ def draft_from_tensors(
     Raises:
       LayerwaveError: one message that lists every missing, unused and misshapen tensor; NaN; tables that do not agree.
     """
+    _require_shapes(config, {name: tensor.shape for name, tensor in tensors.items()})
     module = nnx.eval_shape(lambda: Eagle3(config, dtype=dtype, rngs=nnx.Rngs(0)))
-    wanted = draft_parameters(module)
-    shapes = {name: p.shape for p in wanted for name in p.tensors}
-    shapes |= {"d2t": (config.draft_vocab_size,), "t2d": (config.vocab_size,)}
-    require_tensors(shapes, {name: tensor.shape for name, tensor in tensors.items()})
-    load_parameters(module, wanted, tensors.__getitem__, dtype)
+    load_parameters(module, draft_parameters(module), tensors.__getitem__, dtype)
     vocabulary = DraftVocabulary.from_d2t(tensors["d2t"], tensors["t2d"].astype(bool), config.vocab_size)
     return Draft(config, module, vocabulary, target_fingerprint, target_name)
+
+
+def _require_shapes(config: DraftConfig, given: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises one `LayerwaveError` for tensors that the config does not describe; no size it claims is allocated."""
+    module = nnx.eval_shape(lambda: Eagle3(config, rngs=nnx.Rngs(0)))
+    shapes = {name: p.shape for p in draft_parameters(module) for name in p.tensors}
+    require_tensors(shapes | {"d2t": (config.draft_vocab_size,), "t2d": (config.vocab_size,)}, given)
 
 
 def save_draft(draft: Draft, directory: str | os.PathLike[str], dtype: DTypeLike = jnp.float32) -> None:
@@ -94,29 +118,26 @@ def load_draft(directory: str | os.PathLike[str], dtype: DTypeLike = jnp.float32
         the one the draft was trained with.
     """
     directory = Path(directory)
-    path = directory / _CONFIG
-    if not path.is_file():
-        raise LayerwaveError(f"{path} is missing: name a directory that holds a draft")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        schema, given = content["schema"], content["version"]
-    except (ValueError, KeyError, TypeError):
-        schema, given = None, None
+    path = inside(directory, _CONFIG, _A_DRAFT)
+    content = read_object(path, _A_DRAFT)
+    schema, given = content.pop("schema", None), content.pop("version", None)
     if (schema, given) != (SCHEMA, VERSION):
         raise LayerwaveError(
-            f"{path}: schema {schema!r} and version {given!r}, expected {SCHEMA!r} and {VERSION}: name a draft that "
+            f"{path}: schema {shown(schema)} and version {shown(given)}, expected {SCHEMA!r} and {VERSION}: name a draft that "
             "layerwave saved, or import one of another tool first"
         )
     try:
-        target, fingerprint, config = content["target"], content["vocabulary_fingerprint"], content["config"]
-        config, name, target_fingerprint = DraftConfig.from_json(config), target["name"], target["fingerprint"]
-    except (KeyError, TypeError) as error:
-        raise LayerwaveError(f"{path} is damaged ({error!r}): save the draft again") from error
+        said = typed(_Description, content, "config.json")
+    except LayerwaveError as error:
+        raise LayerwaveError(f"{path} is damaged ({error}): save the draft again") from None
+    config = DraftConfig.from_json(said.config)
     files = TensorFiles.open(directory)
-    draft = draft_from_tensors(config, {n: files.read(n) for n in files.files}, target_fingerprint, name, dtype)
-    if draft.vocabulary.fingerprint != fingerprint:
+    _require_shapes(config, files.shapes)
+    tensors = {name: files.read(name) for name in files.files}
+    draft = draft_from_tensors(config, tensors, said.target.fingerprint, said.target.name, dtype)
+    if draft.vocabulary.fingerprint != said.vocabulary_fingerprint:
         raise LayerwaveError(
-            f"{directory}: the draft was trained with the vocabulary {fingerprint[:12]}, but its d2t and t2d hold "
+            f"{directory}: the draft was trained with the vocabulary {shown(said.vocabulary_fingerprint[:12])}, but its d2t and t2d hold "
             f"{draft.vocabulary.fingerprint[:12]}: its head would name the wrong tokens; restore both from one save"
         )
     return draft

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from layerwave.errors import LayerwaveError
+from layerwave.reading import typed
 from layerwave.selection.sets import check_count, check_layers
 from layerwave.targets import DecoderConfig
 from layerwave.targets.rope import Rope
@@ -62,6 +63,11 @@ class DraftConfig:
         )
         for name in _COUNTS:
             object.__setattr__(self, name, check_count(name, getattr(self, name)))
+        if self.head_dim % 2 or not 0 < self.norm_eps < 1:
+            raise LayerwaveError(
+                f"a draft with heads of {self.head_dim} channels and norm_eps {self.norm_eps}: expected an even number, "
+                "since pairs of channels turn, and one between 0 and 1"
+            )
         if self.num_heads % self.num_kv_heads:
             raise LayerwaveError(
                 f"a draft with {self.num_heads} query heads and {self.num_kv_heads} key heads: the first must be a "
@@ -133,13 +139,9 @@ class DraftConfig:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> "DraftConfig":
         """Reads what `to_json` gave. Raises `LayerwaveError` for keys that are missing or not known."""
-        known = {field.name for field in fields(cls)}
-        if set(raw) != known:
-            raise LayerwaveError(
-                f"the draft's config lacks {sorted(known - set(raw))} and has the unknown {sorted(set(raw) - known)}: "
-                "save the draft again with this version"
-            )
+        if missing := sorted({field.name for field in fields(cls)} - raw.keys()):
+            raise LayerwaveError(f"the draft's config lacks {missing}: save the draft again with this version")
         try:
-            return cls(**{**raw, "layers": tuple(raw["layers"]), "rope": Rope(**raw["rope"])})
-        except TypeError as error:
-            raise LayerwaveError(f"the draft's config cannot be read ({error}): save the draft again") from error
+            return typed(cls, raw, "config")
+        except LayerwaveError as error:
+            raise LayerwaveError(f"the draft's config cannot be read ({error}): save the draft again") from None

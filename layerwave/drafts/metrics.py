@@ -14,8 +14,10 @@ import numpy as np
 
 from layerwave.errors import LayerwaveError
 from layerwave.files import Lines, whole_file
+from layerwave.reading import parse_json, shown
 
 FILE = "metrics.jsonl"
+_REMEDY = "remove the line, or train again"
 
 
 class MetricsLog:
@@ -29,9 +31,10 @@ class MetricsLog:
         """
         path = run / FILE
         if path.is_file():
-            kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
+            lines = path.read_bytes().split(b"\n")
+            kept = [line for line in lines if line and _step_of(line, str(path)) <= step]
             with whole_file(path) as partial:
-                partial.write_text("".join(f"{line}\n" for line in kept))
+                partial.write_bytes(b"".join(line + b"\n" for line in kept))
         self.board = _board(run / "tensorboard", step) if tensorboard else None
         self.lines = Lines(path)
 
@@ -64,18 +67,26 @@ def read_metrics(run: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """All lines of RUN/metrics.jsonl, in the order of their steps.
 
     Raises:
-        LayerwaveError: there is no such file.
+        LayerwaveError: there is no such file, or a line in it is no record (its number is named).
     """
     path = Path(run) / FILE
     if not path.is_file():
         raise LayerwaveError(f"{path} is missing: name the folder of a run of `layerwave train`")
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    lines = path.read_bytes().split(b"\n")
+    return [_record(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line]
 
 
-def _step_of(line: str) -> float:
+def _record(line: bytes, where: str) -> dict[str, Any]:
+    record = parse_json(line, where, _REMEDY)
+    if not isinstance(record, dict) or type(record.get("step")) is not int:
+        raise LayerwaveError(f"{where} is {shown(record)}, expected an object with a step: {_REMEDY}")
+    return record
+
+
+def _step_of(line: bytes, where: str) -> float:
     try:
-        return float(json.loads(line)["step"])
-    except json.JSONDecodeError:  # the line at which the run was killed
+        return _record(line, where)["step"]
+    except LayerwaveError:  # the line at which the run was killed
         return float("inf")
 
 

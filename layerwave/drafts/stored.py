@@ -24,9 +24,13 @@ from layerwave.drafts.loader import PADDING, Rows
 from layerwave.drafts.stacks import Observed, observe
 from layerwave.errors import LayerwaveError
 from layerwave.files import make_folder, whole_file
+from layerwave.reading import read_object
 from layerwave.targets import Target
+from layerwave.tensorfile import open_tensors
 
 SCHEMA, VERSION = "layerwave.states", 1
+_DTYPES = {"float32": "F32", "bfloat16": "BF16"}
+_REMEDY = "delete the folder, and the states are stored again"
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,11 @@ class StoredStates:
         for place, row in enumerate(rows.tolist()):
             if row == PADDING:
                 continue
-            with safe_open(self.file(row // self.rows_per_file), framework="numpy") as file:
-                for name in found:
-                    found[name][place] = file.get_slice(name)[row % self.rows_per_file]
+            path = self.file(row // self.rows_per_file)
+            with open_tensors(path, "not a file of stored states", _REMEDY) as file:
+                for name, array in found.items():
+                    _require_held(file, path, name, row % self.rows_per_file, array)
+                    array[place] = file.get_slice(name)[row % self.rows_per_file]
         return Observed(np.swapaxes(found["states"], 0, 1), found["normed"])
 
 
@@ -104,6 +110,16 @@ def require_disk(gigabytes: float, folder: Path, most: float) -> None:
         raise LayerwaveError(f"the states would take {gigabytes:.1f} GB, but {folder} has {free:.1f} GB left")
 
 
+def _require_held(file: safe_open, path: Path, name: str, row: int, array: np.ndarray) -> None:
+    """Raises `LayerwaveError` unless the file has this row of what the array takes."""
+    held = file.get_slice(name) if name in file.keys() else None
+    shape, dtype = (tuple(held.get_shape()), held.get_dtype()) if held else ((), "nothing")
+    if dtype != _DTYPES.get(array.dtype.name) or shape[1:] != array.shape[1:] or row >= shape[0]:
+        raise LayerwaveError(
+            f"{path}: {name} is {dtype} of shape {shape}, expected row {row} of {array.dtype} {array.shape[1:]}; {_REMEDY}"
+        )
+
+
 def _claim(stored: StoredStates, target: Target, rows: Rows, layers: tuple[int, ...]) -> None:
     """Writes what the folder holds, or compares it."""
     digest = hashlib.sha256()
@@ -126,10 +142,7 @@ def _claim(stored: StoredStates, target: Target, rows: Rows, layers: tuple[int, 
         with whole_file(path) as partial:
             partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         return
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise LayerwaveError(f"{path} is damaged: delete the folder, or name another") from None
+    found = read_object(path, "delete the folder, or name another")
     different = [
         f"{key} was {found.get(key)!r}, is {content[key]!r}" for key in content if found.get(key) != content[key]
     ]

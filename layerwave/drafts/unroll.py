@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Float32, Int, PyTree
+from jaxtyping import Array, Float, Float32, Int, PyTree
 
 from layerwave.drafts.attention import attend_unrolled
 from layerwave.drafts.eagle3 import Eagle3

@@ -69,6 +69,8 @@ class DraftVocabulary:
         Raises:
           LayerwaveError: offsets that do not give ascending ids of the target, or a `t2d` that says otherwise.
         """
+        if d2t.ndim != 1 or d2t.dtype.kind != "i":
+            raise LayerwaveError(f"d2t is {d2t.dtype} of shape {d2t.shape}: expected a list of signed whole numbers")
         try:
             vocabulary = cls(np.arange(len(d2t)) + d2t, target_size)
         except LayerwaveError as error:

@@ -7,7 +7,6 @@ last state was taken before or after the final norm. `check_final_state` asks th
 import gzip
 import json
 import os
-import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +15,14 @@ from typing import Literal
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Integer
-from safetensors import SafetensorError, safe_open
 
 from layerwave.errors import LayerwaveError
 from layerwave.files import whole_file, write_tensors
 from layerwave.interop.layer_ids import layers_from_ids
+from layerwave.reading import parse_json, shown, typed
 from layerwave.selection.sets import check_layers
 from layerwave.targets import Decoder
+from layerwave.tensorfile import open_tensors
 
 FinalState = Literal["pre_norm", "post_norm"]
 _HEADER_KEY = "layerwave.layers"
@@ -45,6 +45,14 @@ class HiddenStates:
     loss_mask: Bool[np.ndarray, " T"] | None = None
 
     def __post_init__(self):
+        for name, kinds in (("tokens", "iu"), ("states", "f"), ("final", "f"), ("loss_mask", "b")):
+            array = getattr(self, name)
+            if array is not None and array.dtype.kind not in kinds and not (kinds == "f" and _is_bfloat16(array)):
+                raise LayerwaveError(f"{name} are {array.dtype}, which cannot be right: make the sample again")
+        if self.states.ndim != 3 or 0 in self.states.shape:
+            raise LayerwaveError(
+                f"states have shape {self.states.shape}, expected (layers, tokens, width), none of them 0"
+            )
         size, length, width = self.states.shape
         if size != len(self.layers) or length != len(self.tokens) or self.final.shape != (length, width):
             raise LayerwaveError(
@@ -67,26 +75,30 @@ def read_speculators(path: str | os.PathLike[str], num_layers: int, ids: Iterabl
     Raises:
         LayerwaveError: not such a file, ids missing, or ids that do not fit it.
     """
-    try:
-        with safe_open(path, framework="numpy") as file:
-            header = file.metadata() or {}
-            stacked, tokens = file.get_tensor("hidden_states"), file.get_tensor("token_ids")
-    except (SafetensorError, OSError) as error:
-        raise LayerwaveError(
-            f"{path}: not a hidden-state file of speculators, which has hidden_states and token_ids in safetensors "
-            f"({error}); make it again"
-        ) from None
+    what = "not a hidden-state file of speculators, which has hidden_states and token_ids in safetensors"
+    with open_tensors(path, what, "make it again") as file:
+        header = file.metadata() or {}
+        stacked, tokens = file.get_tensor("hidden_states"), file.get_tensor("token_ids")
     if stacked.ndim != 3 or tokens.ndim != 1:
         raise LayerwaveError(
             f"{path}: hidden_states has shape {stacked.shape}, token_ids {tokens.shape}: expected (T, m + 1, D), (T,)"
         )
-    written = json.loads(header[_HEADER_KEY]) if _HEADER_KEY in header else None
+    written = None
+    if _HEADER_KEY in header:
+        said = f"{path}: {_HEADER_KEY}"
+        written = typed(tuple[int, ...], parse_json(header[_HEADER_KEY], said, "make it again"), said)
     if written is None and ids is None:
         raise LayerwaveError(f"{path} does not say which layers it holds: give the ids that launch_vllm was given")
     layers = check_layers(written, num_layers) if ids is None else layers_from_ids(ids, num_layers, "boundary")
-    if written is not None and layers != tuple(written):
-        raise LayerwaveError(f"{path} holds layers {written}, the ids given name {list(layers)}: leave ids out")
+    if written is not None and layers != written:
+        raise LayerwaveError(
+            f"{path} holds layers {shown(list(written))}, the ids given name {list(layers)}: leave ids out"
+        )
     return HiddenStates(tokens, stacked[:, :-1].swapaxes(0, 1), stacked[:, -1], layers, "pre_norm")
+
+
+def _is_bfloat16(array: np.ndarray) -> bool:
+    return array.dtype.name == "bfloat16"
 
 
 def write_speculators(sample: HiddenStates, path: str | os.PathLike[str]) -> None:
@@ -125,13 +137,13 @@ def read_specforge(path: str | os.PathLike[str], num_layers: int, ids: Iterable[
             raw = torch.load(file, map_location="cpu", weights_only=True)
         tokens, mask = raw["input_ids"].numpy(), raw["loss_mask"].numpy().astype(bool)
         final, joined = (raw[key].to(torch.float32).numpy() for key in ("hidden_state", "aux_hidden_state"))
-    except (OSError, EOFError, RuntimeError, KeyError, TypeError, AttributeError, pickle.UnpicklingError) as error:
+    except Exception as error:  # torch lets whatever its parsers meet pass through
         raise LayerwaveError(
             f"{path}: not a hidden-state file of SpecForge, a dictionary of tensors input_ids, loss_mask, hidden_state "
             f"and aux_hidden_state ({type(error).__name__})"
         ) from None
     layers = layers_from_ids(ids, num_layers, "output")
-    length, width = len(tokens), final.shape[-1]
+    length, width = (*tokens.shape, *final.shape[-1:]) if tokens.ndim == final.ndim - 2 == 1 else (0, 0)
     if final.shape != (1, length, width) or joined.shape != (1, length, len(layers) * width) or mask.shape != (length,):
         raise LayerwaveError(
             f"{path}: {length} tokens and {len(layers)} ids, but hidden_state has shape {final.shape}, "

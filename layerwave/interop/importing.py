@@ -20,6 +20,7 @@ from layerwave.drafts.checkpoint import SCHEMA
 from layerwave.errors import LayerwaveError
 from layerwave.interop.export import FLAGS, OWN_KEY
 from layerwave.interop.layer_ids import Convention, layers_from_ids
+from layerwave.reading import inside, read_object, shown, typed
 from layerwave.selection.sets import check_layers
 from layerwave.targets import DecoderConfig, Target
 from layerwave.targets.checkpoint import TensorFiles
@@ -48,8 +49,27 @@ _SPECULATORS = frozenset(
 )
 # Of the top level of speculators' config, where the layer's own keys are nested.
 _BOOKKEEPING = frozenset("architectures auto_map dtype torch_dtype transformers_version tie_word_embeddings".split())
-_OWN = {"ids_read_as", "layers", "target", "vocabulary_fingerprint"}
+_A_DRAFT = "name a directory that holds a draft"
 _DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
+
+
+@dataclass(frozen=True)
+class _OwnTarget:
+    name: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class _Own:
+    """What `export_draft` said about the draft."""
+
+    ids_read_as: Convention
+    layers: tuple[int, ...]
+    target: _OwnTarget
+    vocabulary_fingerprint: str
+    version: str = ""
+    consumer: str = ""
+    num_target_layers: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,8 +83,7 @@ class _Description:
     ids: list | None
     convention: Convention | None
     """What the ids count, where the format says it."""
-    own: Mapping[str, Any] | None
-    """What `export_draft` said about the draft."""
+    own: _Own | None
 
 
 def import_draft(
@@ -92,7 +111,7 @@ def import_draft(
             vocabulary without d2t; an embedding of its own; another target.
     """
     directory = Path(directory)
-    raw = _read_json(directory / "config.json")
+    raw = read_object(inside(directory, "config.json", _A_DRAFT), _A_DRAFT)
     if raw.get("schema") == SCHEMA:
         if layers is not None or convention is not None:
             raise LayerwaveError(f"{directory} is a draft of layerwave and names its layers: leave out what names them")
@@ -107,10 +126,10 @@ def import_draft(
 
 def _import_foreign(files, description, target, layers, convention, dtype) -> Draft:
     own = description.own
-    if own and own["target"]["fingerprint"] != target.fingerprint:
+    if own and own.target.fingerprint != target.fingerprint:
         raise LayerwaveError(
-            f"the draft was exported for the target {own['target']['name']!r} (fingerprint "
-            f"{own['target']['fingerprint'][:12]}), got {target.name!r} ({target.fingerprint[:12]}): load that target"
+            f"the draft was exported for the target {shown(own.target.name)} (fingerprint "
+            f"{own.target.fingerprint[:12]}), got {target.name!r} ({target.fingerprint[:12]}): load that target"
         )
     tensors = _named_as_ours({name: files.read(name) for name in files.files if not name.endswith(_DERIVED_SUFFIXES)})
     layer = DecoderConfig.from_hf(description.layer, has_head=True)
@@ -118,37 +137,28 @@ def _import_foreign(files, description, target, layers, convention, dtype) -> Dr
     _check_embedding(tensors.pop("embed_tokens.weight", None), target)
     tensors |= _tables(tensors, config)
     draft = draft_from_tensors(config, tensors, target.fingerprint, target.name, dtype)
-    if own and own["vocabulary_fingerprint"] != draft.vocabulary.fingerprint:
+    if own and own.vocabulary_fingerprint != draft.vocabulary.fingerprint:
         raise LayerwaveError("d2t and t2d are not those that the draft was exported with: export it again")
     return draft
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LayerwaveError(f"{path} cannot be read ({error}); name a directory that holds a draft") from None
-    if not isinstance(raw, dict):
-        raise LayerwaveError(f"{path}: not a JSON object; name a directory that holds a draft")
-    return raw
-
-
 def _describe(raw: Mapping[str, Any]) -> _Description:
-    nested, own = raw.get("eagle_config") or {}, raw.get(OWN_KEY)
+    nested = typed(dict[str, Any] | None, raw.get("eagle_config"), "config.json: eagle_config") or {}
     _refuse_unknown("eagle_config", nested, _EAGLE_CONFIG)
-    if own is not None and not (isinstance(own, Mapping) and set(own) >= _OWN):
-        raise LayerwaveError(f"config.json: the key {OWN_KEY} lacks some of {sorted(_OWN)}; export the draft again")
+    own = raw.get(OWN_KEY)
+    if own is not None:
+        own = typed(_Own, own, f"config.json, which should be exported again: {OWN_KEY}")
     for key, expected in _EXPECTED.items():
         if _agreed(raw, nested, (key,), default=expected) != expected:
             raise LayerwaveError(f"{key} is not {json.dumps(expected)}: such a draft is not supported")
-    flags = {name: bool(_agreed(raw, nested, (name,), default=False)) for name in FLAGS}
-    ids = _agreed(raw, nested, _IDS, default=None)
+    flags = {name: typed(bool, _agreed(raw, nested, (name,), default=False), f"config.json: {name}") for name in FLAGS}
+    ids = typed(list | None, _agreed(raw, nested, _IDS, default=None), "config.json: the layer ids")
     if "speculators_model_type" not in raw:
         layer = {key: value for key, value in raw.items() if key not in _TOP}
         return _Description(layer, raw, flags, ids, None, own)
     layer = raw.get("transformer_layer_config")
     if raw["speculators_model_type"] != "eagle3" or not isinstance(layer, Mapping):
-        raise LayerwaveError(f"a speculators model of type {raw['speculators_model_type']!r}; only eagle3 is read")
+        raise LayerwaveError(f"a speculators model of type {shown(raw['speculators_model_type'])}; only eagle3 is read")
     _refuse_unknown("config.json", raw, _TOP | _SPECULATORS | _BOOKKEEPING)
     if raw.get("norm_before_residual") is None:
         raise LayerwaveError(
@@ -174,7 +184,7 @@ def _agreed(raw: Mapping[str, Any], nested: Mapping[str, Any], keys: tuple[str, 
     found = {place: value for place, value in places.items() if value is not None}
     first = next(iter(found.values()), default)
     if any(value != first for value in found.values()):
-        said = ", ".join(f"{place} is {value}" for place, value in found.items())
+        said = ", ".join(f"{place} is {shown(value)}" for place, value in found.items())
         raise LayerwaveError(f"config.json contradicts itself: {said}; readers differ in which they take, so keep one")
     return first
 
@@ -192,19 +202,19 @@ def _layers(
             )
         return check_layers(layers, num_layers)
     if layers is not None:
-        raise LayerwaveError(f"config.json names its layers by the ids {ids}: leave layers out")
-    documented = own["ids_read_as"] if own else description.convention
+        raise LayerwaveError(f"config.json names its layers by the ids {shown(ids)}: leave layers out")
+    documented = own.ids_read_as if own else description.convention
     if documented is None and convention is None:
         raise LayerwaveError(
-            f"the layer ids {ids} may count outputs of layers (SpecForge, SGLang, ModelOpt) or boundaries (vLLM, "
+            f"the layer ids {shown(ids)} may count outputs of layers (SpecForge, SGLang, ModelOpt) or boundaries (vLLM, "
             "llama.cpp), and the file does not say which: pass convention='output' or 'boundary'"
         )
     if convention not in (None, documented or convention):
-        raise LayerwaveError(f"the layer ids {ids} of this file are read as {documented}: leave convention out")
+        raise LayerwaveError(f"the layer ids {shown(ids)} of this file are read as {documented}: leave convention out")
     found = layers_from_ids(ids, num_layers, documented or convention)
-    if own and found != tuple(own["layers"]):
+    if own and found != own.layers:
         raise LayerwaveError(
-            f"the layer ids {ids} name layers {list(found)}, but the draft was exported with layers {own['layers']}: "
+            f"the layer ids {ids} name layers {list(found)}, but the draft was exported with layers {list(own.layers)}: "
             "config.json was changed; export the draft again"
         )
     return found
@@ -214,7 +224,8 @@ def _draft_config(
     description: _Description, layer: DecoderConfig, target: Target, layers: tuple[int, ...]
 ) -> DraftConfig:
     raw, given = description.raw, target.config
-    count, width = raw.get("num_aux_hidden_states"), raw.get("target_hidden_size") or given.hidden_size
+    count, width = raw.get("num_aux_hidden_states"), raw.get("target_hidden_size")
+    width = given.hidden_size if width is None else width
     faults = [
         (layer.num_layers != 1, f"num_hidden_layers is {layer.num_layers}; drafts of one layer are supported"),
         (layer.qkv_bias or layer.o_bias or layer.mlp_bias, "biases in attention or MLP are not supported"),
@@ -223,8 +234,14 @@ def _draft_config(
         (layer.tie_embeddings, "tie_word_embeddings is true, but the head is over the draft's own vocabulary"),
         (layer.vocab_size != given.vocab_size, f"vocab_size is {layer.vocab_size}, the target's {given.vocab_size}"),
         (layer.hidden_size != given.hidden_size, f"hidden_size {layer.hidden_size}, the target's {given.hidden_size}"),
-        (width != given.hidden_size, f"target_hidden_size is {width}, the target's hidden_size {given.hidden_size}"),
-        (count not in (None, len(layers)), f"num_aux_hidden_states is {count}, but {len(layers)} layers are named"),
+        (
+            width != given.hidden_size,
+            f"target_hidden_size is {shown(width)}, the target's hidden_size {given.hidden_size}",
+        ),
+        (
+            count not in (None, len(layers)),
+            f"num_aux_hidden_states is {shown(count)}, but {len(layers)} layers are named",
+        ),
     ]
     found = [fault for present, fault in faults if present]
     if found:
@@ -239,7 +256,7 @@ def _draft_config(
         num_kv_heads=layer.num_kv_heads,
         head_dim=layer.head_dim,
         vocab_size=layer.vocab_size,
-        draft_vocab_size=raw.get("draft_vocab_size") or layer.vocab_size,
+        draft_vocab_size=layer.vocab_size if raw.get("draft_vocab_size") is None else raw["draft_vocab_size"],
         max_positions=layer.max_positions,
         norm_eps=layer.norm_eps,
         rope=layer.rope,

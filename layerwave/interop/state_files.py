@@ -6,18 +6,19 @@ numbered, and on which side of the final norm the last one was taken (speculator
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from layerwave.calibration.given import FinalState, GivenStates, Numbering
 from layerwave.errors import LayerwaveError
 from layerwave.interop.hidden_states import read_speculators
+from layerwave.reading import inside
+from layerwave.tensorfile import open_tensors
 
-_BESIDE = ("entropies", "mask", "token_ids")
+_BESIDE = {"entropies": ("numbers", "fiu"), "mask": ("0 and 1", "biuf"), "token_ids": ("whole numbers", "iu")}
+"""Arrays beside the states: what they hold, and the kinds of dtypes that do."""
 _FORMS = (
     "hs_*.safetensors of speculators, or plain arrays: states (layers, tokens, features) with, where there are any, "
     f"{', '.join(_BESIDE)} (tokens), in one .safetensors, or in NAME.npy and NAME.entropies.npy, …"
@@ -67,7 +68,7 @@ class StateFiles(Sequence[GivenStates]):
         if "hidden_states" in names:
             return self._speculators(path)
         if "states" not in names or names - {"states", *_BESIDE}:
-            raise LayerwaveError(f"{path} holds {', '.join(sorted(names)) or 'nothing'}: expected {_FORMS}")
+            raise LayerwaveError(f"{path} holds {', '.join(sorted(names)[:9]) or 'nothing'}: expected {_FORMS}")
         return self._plain(path)
 
     def _speculators(self, path: Path) -> GivenStates:
@@ -124,13 +125,20 @@ def _given(
     path: Path, states: np.ndarray, beside: dict[str, np.ndarray], final_state: FinalState, numbering: Numbering
 ) -> GivenStates:
     """The sample without its masked tokens; states other than bfloat16 as float32."""
+    if 0 in states.shape:
+        raise LayerwaveError(f"{path}: states of shape {states.shape}, expected layers, tokens and features in them")
     if states.dtype.name != "bfloat16":
         states = states.astype(np.float32)
     length = states.shape[1]
     columns = {name: beside.get(name) for name in _BESIDE}
     for name, array in columns.items():
-        if array is not None and array.shape != (length,):
+        if array is None:
+            continue
+        if array.shape != (length,):
             raise LayerwaveError(f"{path}: {name} has shape {array.shape}, but the states have {length} tokens")
+        holds, kinds = _BESIDE[name]
+        if array.dtype.kind not in kinds and not (array.dtype.name == "bfloat16" and "f" in kinds):
+            raise LayerwaveError(f"{path}: {name} are {array.dtype}, expected {holds}")
     entropies, mask, tokens = columns.values()
     if mask is not None:
         if not np.isin(mask, (0, 1)).all():
@@ -138,8 +146,6 @@ def _given(
         mask = mask.astype(bool)
         states = states[:, mask]
         entropies, tokens = (None if array is None else array[mask] for array in (entropies, tokens))
-    if tokens is not None and tokens.dtype.kind not in "iu":
-        raise LayerwaveError(f"{path}: token_ids are {tokens.dtype}, expected whole numbers")
     return GivenStates(
         states=states,
         final_state=final_state,
@@ -161,11 +167,15 @@ def _lacks(path: Path, missing: Sequence[int], num_layers: int) -> str:
 
 def _files(path: Path) -> list[Path]:
     """The file itself, or the state files of a folder; arrays that stand beside one are no samples."""
-    if path.is_file():
-        return [path]
+    try:
+        if path.is_file():
+            return [path]
+        listed = [*path.iterdir()] if path.is_dir() else []
+    except (OSError, ValueError) as error:
+        raise LayerwaveError(f"{path} cannot be read ({error}): expected {_FORMS}") from None
     found = [
-        file
-        for file in (path.iterdir() if path.is_dir() else ())
+        inside(path, file.name, "name the file itself")
+        for file in listed
         if file.suffix == ".safetensors" or (file.suffix == ".npy" and not _is_beside(file))
     ]
     if not found:
@@ -178,6 +188,10 @@ def _numerically(file: Path) -> list[str | int]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", file.name)]
 
 
+def _beside(path: Path, name: str) -> Path:
+    return inside(path.parent, path.with_suffix(f".{name}.npy").name, "put the array itself there")
+
+
 def _is_beside(file: Path) -> bool:
     return Path(file.stem).suffix.removeprefix(".") in _BESIDE
 
@@ -186,23 +200,22 @@ def _names(path: Path) -> set[str]:
     """What a file holds."""
     if path.suffix == ".npy":
         return {"states"}
-    with _readable(path), safe_open(path, framework="numpy") as file:
+    with open_tensors(path, "cannot be read", f"expected {_FORMS}") as file:
         return set(file.keys())
 
 
 def _read(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Those of the named arrays that there are, in the file or beside a NAME.npy."""
-    with _readable(path):
-        if path.suffix == ".npy":
-            files = {name: path if name == "states" else path.with_suffix(f".{name}.npy") for name in names}
-            return {name: np.load(file, allow_pickle=False) for name, file in files.items() if file.is_file()}
-        with safe_open(path, framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in names if name in file.keys()}
+    if path.suffix == ".npy":
+        files = {name: path if name == "states" else _beside(path, name) for name in names}
+        return {name: _read_npy(file) for name, file in files.items() if file.is_file()}
+    with open_tensors(path, "cannot be read", f"expected {_FORMS}") as file:
+        return {name: file.get_tensor(name) for name in names if name in file.keys()}
 
 
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _read_npy(path: Path) -> np.ndarray:
+    """The array of a .npy, mapped: the shape that its header claims is held against the file, and no object loaded."""
     try:
-        yield
-    except (OSError, ValueError, EOFError, SafetensorError) as error:
+        return np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:  # the header is a Python literal, whose parsers let many errors pass through
         raise LayerwaveError(f"{path} cannot be read ({error}): expected {_FORMS}") from None

@@ -58,6 +58,11 @@ def report_html(
         LayerwaveError: a selection or the validation was made from another calibration, or a layer's CKA is undefined.
     """
     for selection in selections:
+        if selection.num_layers != calibration.num_layers:
+            raise LayerwaveError(
+                f"the selection {selection.method} is of {selection.num_layers} layers, but the calibration holds "
+                f"{calibration.num_layers}: give selections made from this calibration"
+            )
         if selection.calibration != calibration.fingerprint:
             raise LayerwaveError(
                 f"the selection {selection.method} {join(selection.layers)} was chosen from the states and tokens "

@@ -11,6 +11,7 @@ import numpy as np
 
 from layerwave.errors import LayerwaveError
 from layerwave.files import whole_file
+from layerwave.reading import parse_json, read_json, shown, typed
 from layerwave.selection.sets import check_layers
 from layerwave.warned import warn
 
@@ -112,38 +113,24 @@ class Selection:
     def from_json(cls, text: str, source: str = "selection") -> "Selection":
         """Read what `to_json` wrote; `source` names the text in errors.
 
-        Raises `LayerwaveError` for text that is not JSON, is not a selection, or has another version.
+        Raises `LayerwaveError` for text that is not JSON, is not a selection, has another version, or contradicts
+        itself.
         """
-        try:
-            record = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise LayerwaveError(f"{source}: line {error.lineno} is not JSON ({error.msg}): select again") from None
+        return cls._from_record(parse_json(text, source, "select again"), source)
+
+    @classmethod
+    def _from_record(cls, record: object, source: str) -> "Selection":
         if not isinstance(record, dict) or record.get("schema") != SCHEMA:
             raise LayerwaveError(f"{source} is not a selection: expected the file that `layerwave select` writes")
         if record.get("version") != VERSION:
             raise LayerwaveError(
-                f"{source} has schema version {record.get('version')}, this layerwave reads {VERSION}: select again"
+                f"{source} has schema version {shown(record.get('version'))}, this layerwave reads {VERSION}: select again"
             )
         try:
-            num_layers = record["num_layers"]
-            beams = record["beams"]
-            return cls(
-                method=str(record["method"]),
-                layers=check_layers(record["layers"], num_layers),
-                score=float(record["score"]),
-                num_layers=num_layers,
-                calibration=str(record["calibration"]),
-                criterion=str(record["criterion"]),
-                settings={k: math.inf if v == "inf" else v for k, v in record["settings"].items()},
-                beams=tuple(
-                    tuple((check_layers(node["layers"], num_layers), float(node["score"])) for node in beam)
-                    for beam in beams
-                ),
-                parents=tuple(tuple(tuple(node["parents"]) for node in beam) for beam in beams),
-                warnings=tuple(str(warning) for warning in record.get("warnings", ())),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise LayerwaveError(f"{source} is damaged ({type(error).__name__}: {error}): select again") from None
+            found = typed(_Record, {key: record[key] for key in record.keys() - {"schema", "version"}}, "selection")
+            return found.selection()
+        except LayerwaveError as error:
+            raise LayerwaveError(f"{source} is damaged ({error}): select again") from None
 
     def save(self, path: str | Path) -> None:
         """Write `to_json` to a file, whole or not at all."""
@@ -153,11 +140,65 @@ class Selection:
     @classmethod
     def load(cls, path: str | Path) -> "Selection":
         """Read a file that `save` wrote. Raises `LayerwaveError` as `from_json` does, or when it cannot be read."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise LayerwaveError(f"{path} cannot be read ({error}): give a selection file") from None
-        return cls.from_json(text, source=str(path))
+        return cls._from_record(read_json(path, "give a selection file"), str(path))
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A kept set, as the file has it."""
+
+    layers: Layers
+    score: float
+    parents: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Record:
+    """The file without its schema and version."""
+
+    method: str
+    criterion: str
+    num_layers: int
+    calibration: str
+    layers: Layers
+    boundaries: Layers
+    score: float
+    settings: dict[str, int | float | str | bool]
+    beams: tuple[tuple[_Node, ...], ...]
+    warnings: tuple[str, ...] = ()
+
+    def selection(self) -> Selection:
+        """Raises `LayerwaveError` for what contradicts itself."""
+        layers = check_layers(self.layers, self.num_layers)
+        if self.boundaries != tuple(layer + 1 for layer in layers):
+            raise LayerwaveError(
+                f"boundaries are {list(self.boundaries)}, but the layers {list(layers)}, one less each"
+            )
+        nodes = [node for beam in self.beams for node in beam]
+        if not all(math.isfinite(score) for score in [self.score, *(node.score for node in nodes)]):
+            raise LayerwaveError("a score is not finite")
+        sizes = [0, *map(len, self.beams)]
+        for before, beam in zip(sizes, self.beams, strict=False):
+            if not beam or any(not 0 <= parent < before for node in beam for parent in node.parents):
+                raise LayerwaveError(f"a beam is empty, or names parents beyond the {before} sets of the one before it")
+            if before and not all(node.parents for node in beam):
+                raise LayerwaveError("a set was reached from no set of the beam before it")
+        if self.beams and layers not in [tuple(sorted(node.layers)) for node in self.beams[-1]]:
+            raise LayerwaveError(f"the last beam does not hold the layers {list(layers)}")
+        return Selection(
+            method=self.method,
+            layers=layers,
+            score=self.score,
+            num_layers=self.num_layers,
+            calibration=self.calibration,
+            criterion=self.criterion,
+            settings={key: math.inf if value == "inf" else value for key, value in self.settings.items()},
+            beams=tuple(
+                tuple((check_layers(node.layers, self.num_layers), node.score) for node in beam) for beam in self.beams
+            ),
+            parents=tuple(tuple(node.parents for node in beam) for beam in self.beams),
+            warnings=self.warnings,
+        )
 
 
 def as_beam(sets: np.ndarray, scores: np.ndarray) -> tuple[tuple[Layers, float], ...]:

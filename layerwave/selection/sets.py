@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Integer
 
 from layerwave.errors import LayerwaveError
+from layerwave.reading import shown
 
 # Scores nearer than this are tied. Float64 rounding of a score is about 1e-14, so sets that are equal in
 # exact arithmetic (copies of a layer, say) are ordered by their layers and not by noise or by device.
@@ -35,9 +36,16 @@ def check_size(size: object, num_layers: int) -> int:
 
 def _whole(name: str, value: object) -> int:
     try:
-        return operator.index(value)
+        return _index(value)
     except TypeError:
-        raise LayerwaveError(f"{name} is {value!r}: it must be a whole number") from None
+        raise LayerwaveError(f"{name} is {shown(value)}: it must be a whole number") from None
+
+
+def _index(value: object) -> int:
+    """The value as an int; True and False, which Python takes for 1 and 0, are none."""
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
 
 
 def check_layers(layers: Iterable, num_layers: int) -> tuple[int, ...]:
@@ -47,9 +55,9 @@ def check_layers(layers: Iterable, num_layers: int) -> tuple[int, ...]:
     """
     given = list(layers)
     try:
-        found = tuple(sorted(operator.index(layer) for layer in given))
+        found = tuple(sorted(_index(layer) for layer in given))
     except TypeError:
-        raise LayerwaveError(f"layers {given}: every layer must be an integer, 0 … {num_layers - 1}") from None
+        raise LayerwaveError(f"layers {shown(given)}: every layer must be an integer, 0 … {num_layers - 1}") from None
     if not found:
         raise LayerwaveError("the layer set is empty: name at least one layer")
     outside = [layer for layer in found if not 0 <= layer < num_layers]
@@ -59,7 +67,7 @@ def check_layers(layers: Iterable, num_layers: int) -> tuple[int, ...]:
         )
     repeated = [a for a, b in pairwise(found) if a == b]
     if repeated:
-        raise LayerwaveError(f"layer {repeated[0]} is repeated in {given}: name each layer once")
+        raise LayerwaveError(f"layer {repeated[0]} is repeated in {shown(given)}: name each layer once")
     return found
 
 

@@ -5,7 +5,6 @@ tensors `model.layers.{l}.self_attn.q_proj.weight` of all `l`, transposed and st
 the same rules.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,19 +16,25 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, Sharding
 from jax.typing import DTypeLike
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from layerwave.errors import LayerwaveError
 from layerwave.files import whole_file
+from layerwave.reading import inside, read_object, shown
 from layerwave.targets.config import DecoderConfig
 from layerwave.targets.decoder import PARTITION, Decoder
 from layerwave.targets.families import FAMILIES
 from layerwave.targets.mesh import MODEL, on_mesh
+from layerwave.tensorfile import open_tensors
 
 _LEAF_NAMES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
 # Tables that some checkpoints carry and that are computed here.
 _DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
+_SINGLE, _AGAIN = "model.safetensors", "download it again"
+_MOST_CLAIMED = 100
+"""How many times more than the files hold a config may describe before nothing is made of it: so far apart are no two
+models that were mistaken for each other."""
 
 
 @runtime_checkable
@@ -44,31 +49,34 @@ class TensorFiles:
     """Where each tensor of a checkpoint lies; nothing is read until it is asked for."""
 
     files: dict[str, Path]
+    shapes: dict[str, tuple[int, ...]]
 
     @classmethod
     def open(cls, directory: Path) -> "TensorFiles":
         """Indexes `model.safetensors`, or the shards that `model.safetensors.index.json` names.
 
         Raises:
-          LayerwaveError: neither file is there, a shard is missing, a file is truncated, or an index is wrong.
+          LayerwaveError: neither file is there, a shard is missing or outside the directory, a file is truncated or
+            lies about itself, or an index is wrong.
         """
-        index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
+        index, single = (inside(directory, name, _AGAIN) for name in (_SINGLE + ".index.json", _SINGLE))
         if index.is_file():
-            try:
-                weight_map = json.loads(index.read_text())["weight_map"]
-            except (json.JSONDecodeError, KeyError, UnicodeDecodeError) as error:
-                raise LayerwaveError(f"{index}: not a checkpoint index ({error!r}); download it again") from error
-            files = {name: directory / shard for name, shard in weight_map.items()}
-            missing = sorted({path.name for path in files.values() if not path.is_file()})
+            weight_map = read_object(index, _AGAIN).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise LayerwaveError(f"{index}: not a checkpoint index (weight_map is {shown(weight_map)}); {_AGAIN}")
+            shards = {str(shard): inside(directory, shard, _AGAIN) for shard in weight_map.values()}
+            missing = sorted(name for name, path in shards.items() if not path.is_file())
             if missing:
                 raise LayerwaveError(f"{directory}: shards named by the index are missing: {', '.join(missing)}")
-            held = {path: set(_tensor_names(path)) for path in set(files.values())}
+            files = {name: shards[shard] for name, shard in weight_map.items()}
+            held = {path: _shapes(path) for path in shards.values()}
             strayed = sorted(name for name, path in files.items() if name not in held[path])
             if strayed:
                 raise LayerwaveError(f"{index}: tensors that their shard does not hold: {', '.join(strayed)}")
-            return cls(files)
+            return cls(files, {name: held[path][name] for name, path in files.items()})
         if single.is_file():
-            return cls(dict.fromkeys(_tensor_names(single), single))
+            shapes = _shapes(single)
+            return cls(dict.fromkeys(shapes, single), shapes)
         raise LayerwaveError(
             f"{directory}: neither model.safetensors nor model.safetensors.index.json is there; "
             "only safetensors checkpoints are read"
@@ -78,29 +86,25 @@ class TensorFiles:
     def has_head(self) -> bool:
         return any(name.split(".")[-2:] == ["lm_head", "weight"] for name in self.files)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        with _open(self.files[name]) as file:
-            return tuple(file.get_slice(name).get_shape())
+    @property
+    def numbers(self) -> int:
+        """In all tensors together."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
 
     def slices(self, name: str) -> "Tensor":
         """The tensor, of which indexing reads a part."""
-        with _open(self.files[name]) as file:
+        with safe_open(self.files[name], framework="numpy") as file:
             return file.get_slice(name)
 
     def read(self, name: str) -> np.ndarray:
-        return self.slices(name)[:]
+        with safe_open(self.files[name], framework="numpy") as file:
+            return file.get_tensor(name)
 
 
-def _open(path: Path):
-    try:
-        return safe_open(path, framework="numpy")
-    except (SafetensorError, OSError) as error:
-        raise LayerwaveError(f"{path}: not a readable safetensors file ({error}); download it again") from error
-
-
-def _tensor_names(path: Path) -> list[str]:
-    with _open(path) as file:
-        return list(file.keys())
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Of all tensors in a file: its header is read once, and checked."""
+    with open_tensors(path, "not a readable safetensors file", _AGAIN) as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
 
 
 @dataclass(frozen=True)
@@ -129,8 +133,8 @@ class Parameter:
     ) -> np.ndarray:
         """The parameter, or the part of it at `index`, from its tensors, of which no more is read than that part.
 
-        There is one copy of it, and of one tensor at a time. Raises `LayerwaveError` for NaN or infinity, naming the
-        tensor.
+        There is one copy of it, and of one tensor at a time. Raises `LayerwaveError` for NaN, infinity and what is no
+        floating-point number, naming the tensor.
         """
         index = index or (slice(None),) * len(self.whole)
         index = tuple(slice(*cut.indices(size)) for cut, size in zip(index, self.whole, strict=True))
@@ -142,6 +146,10 @@ class Parameter:
         inner = (slice(begin + first.start, begin + first.stop), *rest)
         for name, piece in zip(names, part.reshape(-1, *part.shape[len(self.stack) :]), strict=True):
             tensor = read(name)[inner]
+            if tensor.dtype.kind != "f" and tensor.dtype.name != "bfloat16":
+                raise LayerwaveError(
+                    f"tensor {name} is {tensor.dtype}, expected floating-point numbers; quantised checkpoints are not read"
+                )
             piece[...] = tensor.T if self.transposed else tensor
             if not np.isfinite(piece).all():
                 raise LayerwaveError(f"tensor {name} holds NaN or infinity; download or save the checkpoint again")
@@ -265,6 +273,7 @@ def load_decoder(config: DecoderConfig, tensors: TensorFiles, dtype: DTypeLike, 
     Raises:
       LayerwaveError: one message that lists every missing, unused and misshapen tensor.
     """
+    require_proportion(config, tensors)
     decoder = nnx.eval_shape(lambda: Decoder(config, dtype=dtype, rngs=nnx.Rngs(0)))
     family = FAMILIES[config.model_type].tensors
     roots = [root for root in family.roots if any(name.startswith(root) for name in tensors.files)]
@@ -281,16 +290,31 @@ def load_decoder(config: DecoderConfig, tensors: TensorFiles, dtype: DTypeLike, 
             )
         given.discard(head)
     require_tensors(
-        {name: p.shape for p in wanted for name in p.tensors}, {name: tensors.shape(name) for name in given}
+        {name: p.shape for p in wanted for name in p.tensors}, {name: tensors.shapes[name] for name in given}
     )
     sharding = None if mesh is None else lambda p: on_mesh(mesh, *partition(p, config, mesh))
     load_parameters(decoder, wanted, tensors.slices, dtype, sharding)
     return decoder
 
 
+def require_proportion(config: DecoderConfig, tensors: TensorFiles) -> None:
+    """Raises `LayerwaveError` for a config of sizes that its files are far from holding, before any list is as long."""
+    experts = config.experts
+    count, size = (experts.count, experts.size) if experts else (1, config.intermediate_size)
+    layer = config.hidden_size * (2 * config.num_heads * config.head_dim + 3 * count * size)
+    numbers = config.vocab_size * config.hidden_size + config.num_layers * layer
+    described = {"numbers": (numbers, tensors.numbers), "tensors": (config.num_layers * count, len(tensors.files))}
+    for what, (claimed, held) in described.items():
+        if claimed > _MOST_CLAIMED * max(held, 1):
+            raise LayerwaveError(
+                f"config.json describes at least {claimed:,} {what}, the checkpoint holds {held:,}: they belong to "
+                "different models; download both again"
+            )
+
+
 def _equal(tensors: TensorFiles, first: str, second: str, rows: int = 4096) -> bool:
     """Whether two tensors are the same; a few rows at a time, since each may be a large part of a model."""
-    if (shape := tensors.shape(first)) != tensors.shape(second):
+    if (shape := tensors.shapes[first]) != tensors.shapes[second]:
         return False
     a, b = tensors.slices(first), tensors.slices(second)
     cuts = [slice(start, min(start + rows, shape[0])) for start in range(0, shape[0], rows)]

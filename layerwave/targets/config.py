@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from layerwave.errors import LayerwaveError
+from layerwave.reading import shown
 from layerwave.targets.families import FAMILIES, Family, Norms
 from layerwave.targets.rope import Rope
 
@@ -49,6 +50,8 @@ _NEUTRAL_IF = {
 }
 _ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_MOST, _MOST_LAYERS = 2**31 - 1, 10_000
+"""Of any size, which has to be an int32 on a device; of layers, over which lists are made."""
 
 
 @dataclass(frozen=True)
@@ -124,19 +127,21 @@ class DecoderConfig:
         family = FAMILIES[model_type]
         raw = _text_config(raw, family)
         _refuse_unknown(raw, family)
-        num_heads, hidden_size, num_layers = (
-            _count(raw, key) for key in ("num_attention_heads", "hidden_size", "num_hidden_layers")
-        )
-        attention_bias = bool(raw.get("attention_bias", False))
-        tied = raw.get("tie_word_embeddings")
-        if tied is None:
-            if has_head is None:
-                raise LayerwaveError("config.json: tie_word_embeddings is missing; add true or false")
-            tied = not has_head
-        kv_heads = raw.get("num_key_value_heads") or num_heads
+        num_heads, hidden_size = _count(raw, "num_attention_heads"), _count(raw, "hidden_size")
+        num_layers = _count(raw, "num_hidden_layers", _MOST_LAYERS)
+        attention_bias = _flag(raw, "attention_bias")
+        if raw.get("tie_word_embeddings") is None and has_head is None:
+            raise LayerwaveError("config.json: tie_word_embeddings is missing; add true or false")
+        tied = _flag(raw, "tie_word_embeddings", default=not has_head)
+        kv_heads = _count(raw, "num_key_value_heads") if raw.get("num_key_value_heads") is not None else num_heads
         if num_heads % kv_heads:
             raise LayerwaveError(f"config.json: {num_heads} query heads cannot share {kv_heads} key heads evenly")
-        head_dim = raw.get("head_dim") or hidden_size // num_heads
+        head_dim = _count(raw, "head_dim") if raw.get("head_dim") is not None else hidden_size // num_heads
+        if head_dim < 2 or head_dim % 2:
+            raise LayerwaveError(
+                f"config.json: heads of {head_dim} channels (head_dim, or hidden_size / num_attention_heads), expected "
+                "an even number, since pairs of channels turn; correct the one that is wrong"
+            )
         sliding_layers = _sliding_layers(raw, family, num_layers)
         scalar = raw.get("query_pre_attn_scalar")
         rope, local_rope = _ropes(raw, family, head_dim)
@@ -150,19 +155,19 @@ class DecoderConfig:
             head_dim=head_dim,
             vocab_size=_count(raw, "vocab_size"),
             max_positions=_count(raw, "max_position_embeddings"),
-            norm_eps=_required(raw, "rms_norm_eps"),
+            norm_eps=_positive(raw, "rms_norm_eps"),
             rope=rope,
-            tie_embeddings=bool(tied),
+            tie_embeddings=tied,
             qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
             o_bias=attention_bias if family.qkv_bias is None else False,
-            mlp_bias=bool(raw.get("mlp_bias", False)),
+            mlp_bias=_flag(raw, "mlp_bias"),
             qk_norm=family.qk_norm is not None,
             qk_norm_width=family.qk_norm == "width",
             norms=family.norms,
             norm_offset=family.norm_offset,
             activation=_activation(raw),
             embed_scale=hidden_size**0.5 if family.scaled_embedding else 1.0,
-            query_pre_attn_scalar=None if scalar is None else float(scalar),
+            query_pre_attn_scalar=None if scalar is None else _positive(raw, "query_pre_attn_scalar"),
             sliding_window=_count(raw, "sliding_window") if any(sliding_layers) else None,
             sliding_layers=sliding_layers,
             local_rope=local_rope if any(sliding_layers) else None,
@@ -189,11 +194,25 @@ def _required(raw: Mapping[str, Any], key: str) -> Any:
     return raw[key]
 
 
-def _count(raw: Mapping[str, Any], key: str) -> int:
+def _count(raw: Mapping[str, Any], key: str, most: int = _MOST) -> int:
     value = _required(raw, key)
-    if not isinstance(value, int) or value < 1:
-        raise LayerwaveError(f"config.json: {key} is {value!r}, expected a whole number of at least 1")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise LayerwaveError(f"config.json: {key} is {shown(value)}, expected a whole number from 1 to {most}")
     return value
+
+
+def _flag(raw: Mapping[str, Any], key: str, *, default: bool = False) -> bool:
+    value = default if raw.get(key) is None else raw[key]
+    if not isinstance(value, bool):
+        raise LayerwaveError(f"config.json: {key} is {shown(value)}, expected true or false")
+    return value
+
+
+def _positive(raw: Mapping[str, Any], key: str) -> float:
+    value = _required(raw, key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e30:
+        raise LayerwaveError(f"config.json: {key} is {shown(value)}, expected a number greater than 0")
+    return float(value)
 
 
 def _text_config(raw: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
@@ -202,7 +221,7 @@ def _text_config(raw: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
         text, beside = raw.get("text_config"), dict(raw)
         if not isinstance(text, Mapping):
             raise LayerwaveError(
-                f"config.json: text_config is {text!r}, but a {raw['model_type']} model is described there; "
+                f"config.json: text_config is {shown(text)}, but a {raw['model_type']} model is described there; "
                 "copy the model's own config.json"
             )
         for key in ("text_config", *family.nested):
@@ -216,51 +235,56 @@ def _refuse_unknown(raw: Mapping[str, Any], family: Family) -> None:
     known = _READ | family.keys | _NEUTRAL | set(_NEUTRAL_IF)
     unknown = sorted(key for key in set(raw) - known if not key.startswith("_"))
     if unknown:
-        said = ", ".join(f"{key} ({raw[key]!r})" for key in unknown)
+        said = ", ".join(f"{key} ({shown(raw[key])})" for key in unknown)
         raise LayerwaveError(
             f"config.json: unknown keys {said}; they may change the forward pass, so they are not ignored: remove "
             "those that do not, in a copy of the checkpoint"
         )
     for key, harmless in _NEUTRAL_IF.items():
         if raw.get(key) not in (None, harmless):
-            raise LayerwaveError(f"config.json: {key} {raw[key]!r} is not supported; supported: {harmless!r}")
+            raise LayerwaveError(f"config.json: {key} {shown(raw[key])} is not supported; supported: {harmless!r}")
 
 
 def _activation(raw: Mapping[str, Any]) -> Literal["silu", "gelu_tanh"]:
     key = "hidden_activation" if raw.get("hidden_activation") else "hidden_act"
-    names = {raw[key] for key in ("hidden_act", "hidden_activation") if raw.get(key)}
-    if len(names) != 1 or not names <= set(_ACTIVATIONS):
-        said = " and ".join(sorted(map(repr, names))) or repr(None)
+    names = [raw[key] for key in ("hidden_act", "hidden_activation") if raw.get(key)] or [None]
+    if any(name != names[0] or name not in [*_ACTIVATIONS] for name in names):
+        said = " and ".join(sorted(map(shown, names)))
         raise LayerwaveError(f"config.json: {key} {said} is not supported; supported: {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[names.pop()]
+    return _ACTIVATIONS[names[0]]
 
 
 def _sliding_layers(raw: Mapping[str, Any], family: Family, num_layers: int) -> tuple[bool, ...]:
     """Of each layer, whether its attention has a window."""
     window, kinds = raw.get("sliding_window"), raw.get("layer_types")
-    if family.window is None and (window is not None or raw.get("use_sliding_window")):
+    told = _flag(raw, "use_sliding_window")
+    if family.window is None and (window is not None or told):
         raise LayerwaveError(
-            f"config.json: sliding_window is {window!r}, but sliding-window attention is not supported for model_type "
+            f"config.json: sliding_window is {shown(window)}, but sliding-window attention is not supported for model_type "
             f"{raw['model_type']}; supported: null"
         )
     if family.window == "set" and "sliding_window" not in raw:
         raise LayerwaveError("config.json: the key sliding_window is missing; add it, null if there is none")
-    if family.window == "told" and not raw.get("use_sliding_window"):
+    if family.window == "told" and not told:
         window = None
     match family.slides:
         case "all":
             slides = [True] * num_layers
         case "upper":
-            first = _required(raw, "max_window_layers") if window is not None and kinds is None else 0
+            first = 0
+            if window is not None and kinds is None and _required(raw, "max_window_layers") != 0:
+                first = _count(raw, "max_window_layers")
             slides = [layer >= first for layer in range(num_layers)]
         case "periodic":
             period = _count(raw, "sliding_window_pattern")
             slides = [(layer + 1) % period != 0 for layer in range(num_layers)]
     if kinds is not None:
-        unknown = sorted(set(kinds) - {_FULL, _SLIDING})
+        if not isinstance(kinds, list):
+            raise LayerwaveError(f"config.json: layer_types is {shown(kinds)}, expected a list, one for each layer")
+        unknown = sorted({str(kind) for kind in kinds if kind not in (_FULL, _SLIDING)})
         if unknown:
             raise LayerwaveError(
-                f"config.json: layer_types {unknown} are not supported; supported: {_FULL}, {_SLIDING}"
+                f"config.json: layer_types {shown(unknown)} are not supported; supported: {_FULL}, {_SLIDING}"
             )
         if len(kinds) != num_layers:
             raise LayerwaveError(
@@ -286,13 +310,13 @@ def _ropes(raw: Mapping[str, Any], family: Family, head_dim: int) -> tuple[Rope,
         nested = isinstance(described, Mapping)
         if nested and not set(described) <= {_FULL, _SLIDING}:
             raise LayerwaveError(
-                f"config.json: rope_parameters has {sorted(described)}, expected {_FULL} and {_SLIDING}; copy the "
+                f"config.json: rope_parameters has {shown(sorted(described))}, expected {_FULL} and {_SLIDING}; copy the "
                 "model's own"
             )
         parts = [described.get(kind) if nested else None for kind in (_FULL, _SLIDING)]
         bases = [raw.get("rope_theta"), raw.get("rope_local_base_freq")]
         if not nested:
-            bases = [base or default for base, default in zip(bases, family.local_rope, strict=True)]
+            bases = [d if base is None else base for base, d in zip(bases, family.local_rope, strict=True)]
         scalings = (raw.get("rope_scaling"), None)
         found = [
             Rope.from_hf({**raw, "rope_theta": base, "rope_scaling": scaling, "rope_parameters": part})
@@ -304,7 +328,13 @@ def _ropes(raw: Mapping[str, Any], family: Family, head_dim: int) -> tuple[Rope,
                 f"config.json: partial_rotary_factor {rope.partial} is not supported for model_type "
                 f"{raw['model_type']}; supported: 1.0"
             )
-        pairs = int(head_dim * rope.partial) // 2
+        channels = int(head_dim * rope.partial)
+        pairs = channels // 2
+        if channels % 2 or pairs < (2 if rope.kind == "dynamic" else 1):
+            raise LayerwaveError(
+                f"config.json: {channels} of {head_dim} channels of a head turn, expected pairs of them; correct "
+                "head_dim or partial_rotary_factor"
+            )
         factors = {"short_factor": len(rope.short_factor), "long_factor": len(rope.long_factor)}
         if rope.kind == "longrope" and set(factors.values()) != {pairs}:
             raise LayerwaveError(
@@ -317,7 +347,7 @@ def _ropes(raw: Mapping[str, Any], family: Family, head_dim: int) -> tuple[Rope,
 def _experts(raw: Mapping[str, Any], family: Family) -> Experts | None:
     if family.experts is None:
         return None
-    counts = {raw[key] for key in ("num_experts", "num_local_experts") if raw.get(key) is not None}
+    counts = {_count(raw, key) for key in ("num_experts", "num_local_experts") if raw.get(key) is not None}
     if len(counts) != 1:
         raise LayerwaveError(
             f"config.json: num_experts and num_local_experts say {sorted(counts)}, expected one number; keep one"
@@ -327,5 +357,5 @@ def _experts(raw: Mapping[str, Any], family: Family) -> Experts | None:
         raise LayerwaveError(f"config.json: num_experts_per_tok is {per_token}, but there are only {count} experts")
     if family.experts == "mixtral":
         return Experts(count, per_token, _count(raw, "intermediate_size"), normalized=True)
-    normalized = bool(_required(raw, "norm_topk_prob"))
-    return Experts(count, per_token, _count(raw, "moe_intermediate_size"), normalized)
+    _required(raw, "norm_topk_prob")
+    return Experts(count, per_token, _count(raw, "moe_intermediate_size"), _flag(raw, "norm_topk_prob"))

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
 from layerwave.errors import LayerwaveError
+from layerwave.reading import shown
 
 _ORIGINAL = "original_max_position_embeddings"
 # What each kind of scaling needs, and what it takes besides.
@@ -27,6 +28,7 @@ _OPTIONAL = {
 }
 # Keys that some files give beside rope_scaling and not in it.
 _OUTSIDE = ("rope_theta", "partial_rotary_factor", _ORIGINAL)
+_BELOW_ONE = math.nextafter(1.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,21 @@ class Rope:
 
     def __post_init__(self) -> None:
         for name in ("short_factor", "long_factor"):  # JSON gives lists
-            object.__setattr__(self, name, tuple(float(factor) for factor in getattr(self, name)))
+            object.__setattr__(self, name, tuple(_number(name, factor) for factor in getattr(self, name)))
+        for name in ("low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow"):
+            _number(name, getattr(self, name))
+        _number("rope_theta", self.theta, least=1.0)
+        _number("factor", self.factor, least=0.0 if self.kind == "longrope" else _BELOW_ONE)
+        _number("partial_rotary_factor", self.partial, most=1.0)
+        if _ORIGINAL in _REQUIRED.get(self.kind, ()) or self.kind == "dynamic":
+            _number(_ORIGINAL, self.original_max_positions, least=1.0, most=2.0**31)
+        if self.kind == "llama3" and not self.low_freq_factor < self.high_freq_factor:
+            raise LayerwaveError(
+                f"RoPE's low_freq_factor is {self.low_freq_factor}, high_freq_factor {self.high_freq_factor}: the first "
+                "must be the smaller; copy the model's own"
+            )
+        if not isinstance(self.truncate, bool):
+            raise LayerwaveError(f"RoPE's truncate is {shown(self.truncate)}, expected true or false")
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], names: Mapping[str, str] | None = None) -> "Rope":
@@ -75,7 +91,12 @@ class Rope:
                 f"config.json gives two different values of {', '.join(sorted(contradicted))}; keep one"
             )
         theta, kind = parameters.pop("rope_theta", None), parameters.pop("rope_type", "default")
-        kind, partial = (names or {}).get(kind, kind), float(parameters.pop("partial_rotary_factor", 1.0))
+        partial = _number("partial_rotary_factor", parameters.pop("partial_rotary_factor", 1.0), most=1.0)
+        if not isinstance(kind, str):
+            raise LayerwaveError(
+                f"config.json: rope type {shown(kind)} is not supported; supported: {', '.join(_REQUIRED)}"
+            )
+        kind = (names or {}).get(kind, kind)
         if theta is None:
             raise LayerwaveError(
                 "config.json has no rope_theta; give the one the model was trained with (Llama 2: 10000.0), at the "
@@ -92,17 +113,20 @@ class Rope:
             raise LayerwaveError(
                 f"config.json: rope type {kind!r} takes {list(takes)}; missing {missing}, not known {extra}"
             )
-        original = int(parameters.pop(_ORIGINAL, 0))
+        original, positions = parameters.pop(_ORIGINAL, 0), raw.get("max_position_embeddings")
         if kind == "dynamic":
-            original = int(raw["max_position_embeddings"])
+            original = positions
+        if original != 0:
+            original = int(_number(_ORIGINAL, original, least=1.0, most=2.0**31))
         if kind == "longrope":
-            parameters.setdefault("factor", raw["max_position_embeddings"] / original)
+            parameters.setdefault("factor", _number("max_position_embeddings", positions, most=2.0**31) / original)
         scales = {key: parameters.pop(key, None) for key in ("attention_factor", "mscale", "mscale_all_dim")}
-        attention = _attention_factor(kind, float(parameters.get("factor", 1.0)), original, **scales)
+        scales = {key: value if value in (None, 0) else _number(key, value) for key, value in scales.items()}
+        attention = _attention_factor(kind, _number("factor", parameters.get("factor", 1.0)), original, **scales)
         return cls(
-            float(theta),
+            _number("rope_theta", theta, least=1.0),
             kind,
-            **{key: _numbers(value) for key, value in parameters.items()},
+            **{key: _numbers(key, value) for key, value in parameters.items()},
             original_max_positions=original,
             partial=partial,
             attention_factor=attention,
@@ -184,10 +208,24 @@ def _named(spelling: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_type" if key == "type" else key: value for key, value in spelling.items() if value is not None}
 
 
-def _numbers(value: Any) -> bool | float | tuple[float, ...]:
-    if isinstance(value, list | tuple):
-        return tuple(float(x) for x in value)
-    return value if isinstance(value, bool) else float(value)
+def _numbers(key: str, value: Any) -> bool | float | tuple[float, ...]:
+    if key == "truncate":
+        return value
+    if not key.endswith("_factor") or key.endswith("freq_factor"):
+        return _number(key, value)
+    if not isinstance(value, list | tuple):
+        raise LayerwaveError(f"RoPE's {key} is {shown(value)}, expected a list of numbers; copy the model's own")
+    return tuple(_number(key, x) for x in value)
+
+
+def _number(name: str, value: Any, *, least: float = 0.0, most: float = 1e30) -> float:
+    """The value as a float; raises `LayerwaveError` unless it is a number above `least` and up to `most`."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least < value <= most:
+        raise LayerwaveError(
+            f"RoPE's {name} is {shown(value)}, expected a number greater than {least:.3g} and at most {most:.3g}; copy "
+            "the model's own"
+        )
+    return float(value)
 
 
 def _attention_factor(

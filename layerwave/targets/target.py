@@ -1,8 +1,8 @@
 """A target: decoder, tokenizer, and who they are, from one directory or hub id."""
 
 import hashlib
-import json
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from layerwave.errors import LayerwaveError
-from layerwave.targets.checkpoint import TensorFiles, load_decoder
+from layerwave.reading import inside, read_object, shown
+from layerwave.targets.checkpoint import TensorFiles, load_decoder, require_proportion
 from layerwave.targets.config import DecoderConfig
 from layerwave.targets.decoder import Decoder
 
@@ -26,6 +27,7 @@ DTypeName = Literal["float32", "bfloat16"]
 MINI = "mini"
 MINI_FOLDER = Path(str(resources.files("layerwave"))) / "assets" / "mini"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_A_TARGET = "a target is a directory in Hugging Face format; download it again"
 _HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt")
 
 
@@ -93,21 +95,32 @@ def identify(name: str | Path) -> Identity:
 def _describe(name: str | Path) -> tuple[Path, TensorFiles, DecoderConfig]:
     directory = _find(str(name))
     tensors = TensorFiles.open(directory)
-    config = DecoderConfig.from_hf(_read_json(directory / "config.json"), has_head=tensors.has_head)
+    raw = read_object(inside(directory, "config.json", _A_TARGET), _A_TARGET)
+    config = DecoderConfig.from_hf(raw, has_head=tensors.has_head)
+    require_proportion(config, tensors)
     return directory, tensors, config
 
 
 def check_name(name: str) -> None:
     """Raises `LayerwaveError` for what is no directory and cannot be a hub id; does not ask the hub."""
-    if name != MINI and not Path(name).is_dir() and (Path(name).exists() or not _HUB_ID.fullmatch(name)):
-        raise LayerwaveError(f"{name!r} is neither a directory nor a hub id such as Qwen/Qwen3-4B; check the path")
+    if name == MINI or _is_folder(name):
+        return
+    if os.path.lexists(name) or not _HUB_ID.fullmatch(name):
+        raise LayerwaveError(f"{shown(name)} is neither a directory nor a hub id such as Qwen/Qwen3-4B; check the path")
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return Path(name).is_dir()
+    except (OSError, ValueError):  # a name that no path can have
+        return False
 
 
 def _find(name: str) -> Path:
     check_name(name)
     if name == MINI:
         return MINI_FOLDER
-    if Path(name).is_dir():
+    if _is_folder(name):
         return Path(name)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -119,18 +132,6 @@ def _find(name: str) -> Path:
             f"{name!r} is not a directory here, and the hub did not give it ({type(error).__name__}); "
             "check the spelling, the network and your access"
         ) from error
-
-
-def _read_json(path: Path) -> dict:
-    if not path.is_file():
-        raise LayerwaveError(f"{path} is missing; a target is a directory in Hugging Face format")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise LayerwaveError(f"{path}: not valid JSON ({error}); download it again") from error
-    if not isinstance(content, dict):
-        raise LayerwaveError(f"{path}: got a JSON {type(content).__name__}, expected an object; download it again")
-    return content
 
 
 @contextmanager
@@ -149,7 +150,8 @@ def _without_torch_advice() -> Iterator[None]:
 
 
 def _load_tokenizer(directory: Path, config: DecoderConfig) -> "PreTrainedTokenizerFast":
-    if not any((directory / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+    files = [inside(directory, file, _A_TARGET) for file in ("tokenizer.json", "tokenizer.model", "vocab.json")]
+    if not any(file.is_file() for file in files):
         raise LayerwaveError(
             f"{directory}: no tokenizer (tokenizer.json, tokenizer.model or vocab.json); copy it beside the weights"
         )

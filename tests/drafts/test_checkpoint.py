@@ -168,7 +168,7 @@ def test_nothing_there(tmp_path):
     with pytest.raises(LayerwaveError, match=r"config\.json is missing"):
         load_draft(tmp_path)
     (tmp_path / "config.json").write_text("not json")
-    with pytest.raises(LayerwaveError, match="schema None"):
+    with pytest.raises(LayerwaveError, match="cannot be read"):
         load_draft(tmp_path)
 
 

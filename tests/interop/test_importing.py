@@ -310,7 +310,7 @@ def test_own_key_is_compared(target, draft, tmp_path):
     ids = [2, 4, 5]
     eagle = intact["eagle_config"] | {"eagle_aux_hidden_state_layer_ids": ids}
     refuse("config.json was changed", eagle_aux_hidden_state_layer_ids=ids, eagle_config=eagle)
-    refuse("key layerwave lacks some", layerwave={"layers": [1, 3, 4]})
+    refuse("layerwave lacks \\[", layerwave={"layers": [1, 3, 4]})
     refuse(
         "not those that the draft was exported with", layerwave=intact["layerwave"] | {"vocabulary_fingerprint": "0"}
     )
@@ -324,7 +324,7 @@ def test_no_draft_there(target, tmp_path):
     with pytest.raises(LayerwaveError, match="cannot be read"):
         import_draft(tmp_path, target)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(LayerwaveError, match="not a JSON object"):
+    with pytest.raises(LayerwaveError, match="expected an object"):
         import_draft(tmp_path, target)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(LayerwaveError, match="is there; only safetensors"):
