@@ -93,8 +93,8 @@ def test_every_writer_writes_whole_files(path):
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in WRITERS:
             text = ast.unparse(node)
-            in_memory = path.name == "svg.py" and text.startswith("figure.savefig(text")
-            assert in_memory or getattr(node, "whole", False), text
+            no_file = text.startswith(("figure.savefig(text", "_FORGET.write_text"))  # memory; a switch in /proc
+            assert no_file or getattr(node, "whole", False), text
 
 
 def test_every_public_name_is_there():
