@@ -120,7 +120,7 @@ def test_the_record_holds_what_the_stages_found(target, study, questions):
     for seed, evaluation, held_out in zip(found.seeds, found.evaluations, found.held_out, strict=True):
         assert sorted(path.name for path in (folder / f"seed-{seed}" / "drafts").iterdir()) == sorted(drafts)
         assert [draft.name for draft in evaluation.drafts] == drafts
-        assert evaluation.settings.seed == seed
+        assert evaluation.settings == SETTINGS.evaluation
         assert evaluation == Evaluation.load(folder / f"evaluation-{seed}.json")
         assert len(held_out) == len(drafts)
         assert all(0 < value < 1 for value in held_out)
