@@ -20,7 +20,7 @@ class ValidationSettings:
     """Settings of all stages; the defaults are a quick look, of about half an hour for the bundled target.
 
     Raises:
-        LayerwaveError: no seed.
+        LayerwaveError: no seed, or a cascade without held-out examples.
     """
 
     candidates: CandidateSettings = CANDIDATES
@@ -39,6 +39,8 @@ class ValidationSettings:
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise LayerwaveError(f"seeds is {self.seeds}, expected at least 1")
+        if self.cascade is not None and self.train.held_out == 0:
+            raise LayerwaveError("a cascade compares drafts on held-out examples, but held_out is 0: pass 0.05")
 
     @property
     def all_seeds(self) -> tuple[int, ...]:

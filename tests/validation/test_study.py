@@ -347,6 +347,8 @@ def test_a_file_that_is_no_validation_is_refused(study, tmp_path):
         Validation.load(path)
 
 
-def test_no_seed_is_refused():
+def test_settings_that_are_refused():
     with pytest.raises(LayerwaveError, match="seeds is 0"):
         ValidationSettings(seeds=0)
+    with pytest.raises(LayerwaveError, match="a cascade compares drafts on held-out examples, but held_out is 0"):
+        replace(STAGED, train=replace(STAGED.train, held_out=0.0))
