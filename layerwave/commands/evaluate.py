@@ -143,11 +143,11 @@ def print_evaluation(evaluation, summaries) -> None:
         overall = summary.overall
         table.add_row(
             *_run(summary),
-            interval(overall.tau),
-            interval(overall.mean),
+            _interval(overall.tau),
+            _interval(overall.mean),
             f"{overall.rounds:,}",
             f"{overall.kept:,} of {overall.drafted:,}",
-            interval(summary.speedup),
+            _interval(summary.speedup),
             f"{summary.tokens_per_second:,.0f} (plain {summary.plain_tokens_per_second:,.0f})",
         )
     print_table(table)
@@ -176,7 +176,7 @@ def _run(summary) -> tuple[str, str, str]:
     return summary.draft, str(summary.nodes), f"{summary.temperature:g}"
 
 
-def interval(estimate) -> str:
+def _interval(estimate) -> str:
     if estimate.low is None:
         return f"{estimate.value:.2f}"
     return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"

@@ -9,7 +9,6 @@ from typing import Annotated
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
 from layerwave.calibration.settings import CalibrationSettings
-from layerwave.commands.evaluate import interval
 from layerwave.commands.printing import Json, join, parse_layers, print_json, print_table, progress_bar, table_of
 from layerwave.decoding import DistillSettings, EvaluationSettings
 from layerwave.drafts.settings import TrainSettings
@@ -85,10 +84,14 @@ class Validate:
         )
 
     def run(self) -> None:
+        from layerwave.calibration import Calibration
+        from layerwave.commands.report_card import draw_validation, print_validation
         from layerwave.decoding.questions import BUNDLED
+        from layerwave.report import write_report
         from layerwave.targets import load_target, make_mesh
         from layerwave.targets.target import identify
         from layerwave.validation import plan_validation, validate
+        from layerwave.validation.report_card import report_cards
 
         settings, questions = self.settings, self.questions or BUNDLED
         config, tokenizer, _ = identify(self.target)
@@ -108,12 +111,17 @@ class Validate:
             bars=progress_bar,
             announce=announce,
         )
+        cards = report_cards(validation)
+        drawn = draw_validation(validation, cards, self.out)
+        with progress_bar("writing the report") as bar:
+            calibration = Calibration.load(self.out / "calibration.safetensors")
+            write_report(calibration, self.out / "report.html", validation=validation, progress=bar.sets)
         if self.json:
-            print_json(validation.record)
+            print_json({**validation.record, "report_cards": [card.record for card in cards]})
             return
         print_stages(validation)
-        print_validation(validation)
-        print(f"wrote {self.out}/validation.json")
+        print_validation(validation, cards)
+        print(f"wrote {', '.join(map(str, (self.out / 'validation.json', *drawn, self.out / 'report.html')))}")
 
 
 def print_stages(validation) -> None:
@@ -137,36 +145,3 @@ def print_stages(validation) -> None:
             print(f"{hidden:,} others left\n")
     if validation.cost:
         print("; ".join(f"{what}: {number:,}" for what, number in validation.cost.items()))
-
-
-def print_validation(validation) -> None:
-    """The table of layer sets, one for each tree and temperature, and what was left out."""
-    from layerwave.decoding import summarize
-
-    by_seed = [summarize(evaluation) for evaluation in validation.evaluations]
-    runs = {(summary.nodes, summary.temperature): None for summary in by_seed[0]}
-    for nodes, temperature in runs:
-        print(f"{nodes} nodes, temperature {temperature:g}")
-        table = table_of("layers", "boundaries", "chosen by", "S_1 (nats)", "own", "χ", "τ AVG", "speed-up")
-        for candidate in validation.candidates:
-            found = [
-                summary
-                for summaries in by_seed
-                for summary in summaries
-                if (summary.draft, summary.nodes, summary.temperature) == (candidate.draft, nodes, temperature)
-            ]
-            table.add_row(
-                join(candidate.layers),
-                join(candidate.boundaries),
-                ", ".join(candidate.names),
-                f"{candidate.entropy:.4f}",
-                f"{candidate.informativeness:.4f}",
-                f"{candidate.diversity:.4f}",
-                " / ".join(interval(summary.average) for summary in found),
-                " / ".join(interval(summary.speedup) for summary in found),
-            )
-        print_table(table)
-    print("layers: outputs counted from 0; boundary = layer + 1; S_1 = own (informativeness) + χ (diversity)")
-    print("τ AVG: tokens a verification round, columns weighted by their questions; intervals: 95 %, over questions")
-    for note in validation.notes:
-        print(f"note: {note}")

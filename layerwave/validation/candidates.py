@@ -22,6 +22,7 @@ from layerwave.selection import (
     rules,
     select,
 )
+from layerwave.selection.acceptance_study import sets_to_score
 from layerwave.selection.criteria import ENTRY_POINTS
 from layerwave.selection.sets import all_sets, check_size
 from layerwave.validation.result import Candidate, Layers
@@ -29,6 +30,8 @@ from layerwave.validation.result import Candidate, Layers
 METHODS = ("elsi", "elsi_c", "exhaustive", "low_entropy")
 RULES = ("eagle2", "eagle3", "eagle3_engine", "uniform")
 """Fixed rules, each for the sizes that it has."""
+BEAM = 10
+"""Sets that the beam of predicted acceptance keeps."""
 MOST_SETS = 100_000
 """Sets of one size from which random ones are drawn by score; of more sets so many are drawn evenly first."""
 
@@ -77,7 +80,7 @@ def candidates(
     calibration: Calibration,
     settings: CandidateSettings | None = None,
     *,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Candidates:
     """The sets that methods, fixed rules, predicted acceptance and chance choose, each scored by every criterion.
 
@@ -87,7 +90,7 @@ def candidates(
 
     Args:
         calibration: of a target's pass, with a token sample.
-        progress: called with the number of sets whose predicted acceptance is known.
+        progress: called with the number of sets whose predicted acceptance is known, and about how many there will be.
 
     Raises:
         LayerwaveError: a size or given layers that the target does not have, fewer sets than random ones are asked
@@ -96,7 +99,8 @@ def candidates(
     """
     settings = settings or CandidateSettings()
     notes: list[str] = []
-    accepted = AcceptanceScores(calibration, progress=progress)
+    about = sets_to_predict(settings, calibration.num_layers)
+    accepted = AcceptanceScores(calibration, progress=progress and (lambda done: progress(min(done, about), about)))
     names: Names = {}
     for layers in settings.layers:
         _name(names, check_layers(layers, calibration.num_layers), "given")
@@ -108,6 +112,14 @@ def candidates(
             for layers in drawn:
                 _name(names, layers, "random")
     return described(calibration, names, accepted, notes)
+
+
+def sets_to_predict(settings: CandidateSettings, num_layers: int) -> int:
+    """Sets whose predicted acceptance is computed, about: those of one beam, and what others choose."""
+    return (
+        len(settings.layers)
+        + (sets_to_score(num_layers, max(settings.sizes), BEAM) + settings.random) * settings.chosen
+    )
 
 
 def described(
@@ -147,7 +159,7 @@ def _choose(
         except LayerwaveError as error:  # the rule does not fit a target this shallow: said, not replaced
             notes.append(str(error))
     try:
-        chosen = elsi(calibration, size, criterion=accepted)
+        chosen = elsi(calibration, size, BEAM, criterion=accepted)
     except LayerwaveError as error:
         notes.append(f"no sets of {size} layers by predicted acceptance: {error}")
         return

@@ -22,9 +22,8 @@ from layerwave.decoding.questions import first_of_each
 from layerwave.drafts import DraftConfig, Eagle3
 from layerwave.drafts.examples import examples
 from layerwave.selection import rules
-from layerwave.selection.acceptance_study import sets_to_score
 from layerwave.targets import DecoderConfig
-from layerwave.validation.candidates import METHODS, RULES
+from layerwave.validation.candidates import METHODS, RULES, sets_to_predict
 from layerwave.validation.settings import ValidationSettings
 
 WIDE, QUICK = 1024, 1e-3
@@ -129,7 +128,7 @@ def plan_validation(
             sets = min(sets, max(ceil(sets / 2), cascade.finalists))
     else:
         sets = _most_sets(settings, num_layers)
-        predicted = sets_to_score(num_layers, max(sizes), 10) if settings.candidates.chosen else sets
+        predicted = sets_to_predict(settings.candidates, num_layers)
     evaluation, asked = settings.evaluation, read_questions(questions)
     if evaluation.samples_per_category is not None:
         asked = first_of_each(asked, evaluation.samples_per_category)

@@ -20,17 +20,17 @@ class ValidationSettings:
     """Settings of all stages; the defaults are a quick look, of about half an hour for the bundled target.
 
     Raises:
-        LayerwaveError: no seed.
+        LayerwaveError: no seed, or a cascade without held-out examples.
     """
 
     candidates: CandidateSettings = CANDIDATES
     seeds: int = 1
-    """Trainings of every draft; their seeds are 0, 1, … More can be added to a finished validation."""
+    """Trainings of every draft, with the seed of `train` and those after it. More can be added to a finished study."""
     calibration: CalibrationSettings = CALIBRATION
     train: TrainSettings = TRAIN
-    """Of every draft; the seed is the validation's."""
+    """Of every draft."""
     evaluation: EvaluationSettings = EVALUATION
-    """The seed of the samples is the validation's."""
+    """Of every draft. All seeds of the training answer with the same seed of the samples."""
     distill: DistillSettings | None = None
     """Let the target answer the conversations itself before drafts are trained on them."""
     cascade: CascadeSettings | None = None
@@ -39,13 +39,19 @@ class ValidationSettings:
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise LayerwaveError(f"seeds is {self.seeds}, expected at least 1")
+        if self.cascade is not None and self.train.held_out == 0:
+            raise LayerwaveError("a cascade compares drafts on held-out examples, but held_out is 0: pass 0.05")
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """Seeds of the trainings."""
+        return tuple(range(self.train.seed, self.train.seed + self.seeds))
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What has to be the same for a validation to go on."""
+        """What has to be the same for a study to go on."""
         found = asdict(self)
         del found["seeds"]
-        for name in (*FREE, "seed"):
+        for name in FREE:
             del found["train"][name]
-        del found["evaluation"]["seed"]
         return found

@@ -90,7 +90,7 @@ def validate(
     data = study.examples()
     stages = study.cascade(calibration, data) if settings.cascade else ()
     found = study.chosen(calibration, stages)
-    seeds = tuple(range(settings.seeds))
+    seeds = settings.all_seeds
     evaluations, held_out = [], []
     for seed in seeds:
         study.trained(found.sets, data, seed)
@@ -108,7 +108,7 @@ def validate(
         held_out=tuple(held_out) if all(held_out) else (),
         notes=(*study.notes, *found.notes),
         stages=stages,
-        cost=cost(stages, len(found.sets), study.steps(0), len(seeds)) if stages else {},
+        cost=cost(stages, len(found.sets), study.steps(seeds[0]), len(seeds)) if stages else {},
         seconds=study.seconds,
     )
     validation.save(study.folder / "validation.json")
@@ -192,8 +192,7 @@ class Study:
             if stages:
                 found = described(calibration, {layers: ["cascade"] for layers in staying(stages[-1])})
             else:
-                progress = bar and (lambda done: bar.sets(done, done + 1))
-                found = candidates(calibration, self.settings.candidates, progress=progress)
+                found = candidates(calibration, self.settings.candidates, progress=bar and bar.sets)
         _write(path, asdict(found))
         return found
 
@@ -225,7 +224,7 @@ class Study:
             little = replace(settings, epochs=settings.epochs * share)
         else:
             little = replace(settings, steps=max(1, round(settings.steps * share)))
-        self.train(sets, data, replace(little, seed=0), folder, f"rung {rung}")
+        self.train(sets, data, little, folder, f"rung {rung}")
         drafts = [load_draft(folder / "drafts" / "-".join(map(str, layers))) for layers in sets]
         with self.clock(f"compare, rung {rung}"), self.bars(f"comparing {len(sets)} drafts, rung {rung}") as bar:
             measured = held_out_acceptance(
@@ -281,11 +280,10 @@ class Study:
     def evaluated(self, sets: Sequence[Candidate], seed: int) -> Evaluation:
         """Accepted lengths of all drafts."""
         drafts = {c.draft: load_draft(self.run(seed) / "drafts" / c.draft, self.dtype) for c in sets}
-        settings = replace(self.settings.evaluation, seed=seed)
         out = self.folder / f"evaluation-{seed}.json"
         title = f"evaluating {len(sets)} drafts, seed {seed}"
         with self.clock(f"evaluate, seed {seed}"), self.bars(title) as bar:
-            return evaluate(self.target, drafts, out, settings, questions=self.questions, progress=bar)
+            return evaluate(self.target, drafts, out, self.settings.evaluation, questions=self.questions, progress=bar)
 
     @property
     def dtype(self) -> jnp.dtype:

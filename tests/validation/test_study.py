@@ -1,24 +1,28 @@
 """A whole study of a tiny target: its table, the same after kills at every stage, and what is refused."""
 
 import json
+import re
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import save_file
 
 from layerwave.calibration import Calibration, CalibrationSettings
+from layerwave.cli import main
 from layerwave.decoding import Evaluation, EvaluationSettings
 from layerwave.drafts.metrics import read_metrics
 from layerwave.drafts.settings import TrainSettings
 from layerwave.errors import LayerwaveError
-from layerwave.targets import Decoder, Target
+from layerwave.targets import Decoder, DecoderConfig, Target, load_target
+from layerwave.targets.checkpoint import decoder_parameters, tensors_of
 from layerwave.validation import CandidateSettings, CascadeSettings, Validation, ValidationSettings, validate
 from layerwave.validation.cascade import staying
 from layerwave.validation.study import Study
-from tests.decoding.test_distill import CONFIG
-from tests.decoding.test_distill import make_target as make_shallow_target
+from tests.decoding.test_distill import VOCABULARY, make_target
 
 NUM_LAYERS = 6
 SETTINGS = ValidationSettings(
@@ -30,12 +34,29 @@ SETTINGS = ValidationSettings(
 )
 
 
-def make_target() -> Target:
-    shallow = make_shallow_target()
-    config = replace(CONFIG, num_layers=NUM_LAYERS)
-    decoder = Decoder(config, rngs=nnx.Rngs(1))
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "num_hidden_layers": NUM_LAYERS,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "vocab_size": len(VOCABULARY),
+    "max_position_embeddings": 96,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e4,
+    "tie_word_embeddings": False,
+}
+
+
+def write_target(folder) -> None:
+    decoder = Decoder(DecoderConfig.from_hf(CONFIG), rngs=nnx.Rngs(1))
     decoder.lm_head.embedding[...] *= 3  # next-token distributions that say something
-    return replace(shallow, config=config, decoder=decoder)
+    save_file(tensors_of(decoder, decoder_parameters(decoder), np.float32), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    make_target().tokenizer.save_pretrained(folder)
 
 
 def make_conversations() -> list[dict]:
@@ -48,8 +69,15 @@ def make_conversations() -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def target() -> Target:
-    return make_target()
+def target_folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("targets")
+    write_target(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(target_folder) -> Target:
+    return load_target(str(target_folder))
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +148,7 @@ def test_the_record_holds_what_the_stages_found(target, study, questions):
     for seed, evaluation, held_out in zip(found.seeds, found.evaluations, found.held_out, strict=True):
         assert sorted(path.name for path in (folder / f"seed-{seed}" / "drafts").iterdir()) == sorted(drafts)
         assert [draft.name for draft in evaluation.drafts] == drafts
-        assert evaluation.settings.seed == seed
+        assert evaluation.settings == SETTINGS.evaluation
         assert evaluation == Evaluation.load(folder / f"evaluation-{seed}.json")
         assert len(held_out) == len(drafts)
         assert all(0 < value < 1 for value in held_out)
@@ -181,6 +209,81 @@ def test_conversations_that_hold_a_question_are_left_out(target, questions, tmp_
     study = Study.open(target, [*make_conversations(), shared], folder, SETTINGS, questions, killed_in("", 1), print)
     assert len(study.conversations) == len(make_conversations())
     assert study.notes == ("1 conversations that share 13 words in a row with a question are left out",)
+
+
+# The command
+
+FLAGS = (
+    "--sizes 1,3 --random 2 --acceptance-sets 2 --seeds 2 "
+    "--calibration.block 4 --calibration.rho 0.5 --calibration.replicates 2 --calibration.fit-positions 60 "
+    "--calibration.score-positions 30 --train.steps 4 --train.batch-size 2 --train.max-length 64 --train.ttt-steps 1 "
+    "--train.learning-rate 1e-4 --train.held-out 0.3 --evaluation.nodes 3 --evaluation.temperatures 0 "
+    "--evaluation.max-new-tokens 6 --evaluation.batch 2 --evaluation.depth 2 --evaluation.top-k 2"
+).split()
+
+
+@pytest.fixture
+def command(target_folder, study, questions, tmp_path):
+    conversations = tmp_path / "conversations.jsonl"
+    conversations.write_text("".join(json.dumps(row) + "\n" for row in make_conversations()))
+    files = ["--conversations", conversations, "--questions", questions, "--out", study[0]]
+    return [str(arg) for arg in ("validate", target_folder, *files, *FLAGS)]
+
+
+def test_the_command_prints_a_finished_study(command, study, capsys):
+    """The flags say the settings of the library: otherwise the folder would be refused."""
+    main(command)
+    printed = capsys.readouterr()
+    folder, found = study
+    for candidate in found.candidates:
+        layers, boundaries = (",".join(map(str, numbers)) for numbers in (candidate.layers, candidate.boundaries))
+        assert re.search(rf"^ +{layers} +{boundaries} +{', '.join(candidate.names)} ", printed.out, re.MULTILINE)
+    assert "note: the rule eagle3 = [2, N//2, N-3] gives [2, 3, 3] on 6 layers" in printed.out
+    assert "nothing was trained" in printed.err
+    assert {"criteria.png", "forest.png", "report.html", "validation.json"} <= {path.name for path in folder.iterdir()}
+
+
+def test_a_dry_run_plans_and_writes_nothing(command, tmp_path, capsys):
+    out = tmp_path / "study"
+    command[command.index("--out") + 1] = str(out)
+    main([*command, "--dry-run"])
+    lines = capsys.readouterr().out.splitlines()
+    assert not out.exists()
+    assert [line.split(": ")[0] for line in lines] == ["calibrate", "select", "train", "evaluate", "disk", "time"]
+    # Of 1 layer at most 4 methods, 2 rules and 2 sets of a beam, but 6 exist; of 3 layers 4, 3, 2 and 2 random ones.
+    assert "17 drafts for 4 steps, 17 drafts for 4 steps; 8 target passes of 128 tokens, 136 draft-steps" in lines[2]
+    assert "144 answers of up to 6 tokens" in lines[3]  # 2 seeds, 4 turns, 17 drafts and plain decoding
+    assert "time: not known before the first steps are timed" in lines[5]
+    main([*command, "--dry-run", "--json", "--staged", "--cascade.shortlist", "8", "--cascade.finalists", "2"])
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["predicted"] == 6 + 20
+    assert [(one["drafts"], one["steps"]) for one in plan["trainings"]] == [(8, 1), (4, 2), (2, 4), (2, 4)]
+
+
+def test_a_plan_counts_a_drafts_bytes(command, study, capsys):
+    main([*command, "--dry-run", "--json"])
+    plan = json.loads(capsys.readouterr().out)
+    folder, found = study
+    (largest,) = {(folder / "seed-0" / "drafts" / c.draft / "model.safetensors").stat().st_size
+                  for c in found.candidates if c.size == 3}  # fmt: skip
+    assert plan["draft_bytes"] == pytest.approx(largest, rel=0.2)  # less header, d2t and t2d
+    assert plan["seconds"].keys() == found.seconds.keys()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--sizes", "1,x"], "sizes '1,x' are not whole numbers between commas; write for example 1,2,3"),
+        (["--layers", "1-2"], "layers '1-2' are not whole numbers between commas"),
+        (["--seeds", "0"], "seeds is 0, expected at least 1"),
+        (["--cascade.finalists", "20"], "finalists are 20 of a shortlist of 16"),
+        (["--train.steps", "5"], "holds another run: settings.train.steps was 4, is 5"),
+    ],
+)
+def test_the_command_refuses(command, flags, message, capsys):
+    with pytest.raises(SystemExit):
+        main([*command, *flags])
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 # The cascade
@@ -244,6 +347,8 @@ def test_a_file_that_is_no_validation_is_refused(study, tmp_path):
         Validation.load(path)
 
 
-def test_no_seed_is_refused():
+def test_settings_that_are_refused():
     with pytest.raises(LayerwaveError, match="seeds is 0"):
         ValidationSettings(seeds=0)
+    with pytest.raises(LayerwaveError, match="a cascade compares drafts on held-out examples, but held_out is 0"):
+        replace(STAGED, train=replace(STAGED.train, held_out=0.0))
