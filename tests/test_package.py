@@ -11,7 +11,18 @@ import pytest
 import layerwave
 
 PACKAGE = Path(layerwave.__file__).parent
-ROOMS = ("kernels", "targets", "calibration", "selection", "drafts", "decoding", "interop", "report", "bench", "commands")
+ROOMS = (
+    "kernels",
+    "targets",
+    "calibration",
+    "selection",
+    "drafts",
+    "decoding",
+    "interop",
+    "report",
+    "bench",
+    "commands",
+)
 NEUTRAL = {"errors", "files", "identity", "progress", "doctor"}
 """Modules at the top level that any room may import; they import no room."""
 
