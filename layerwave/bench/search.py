@@ -39,9 +39,12 @@ def searches(
     def one_by_one() -> list[Level]:
         return [_search(grams[problem : problem + 1]) for problem in range(alone)]
 
-    for problem, (choice, expected) in enumerate(zip(together().sets, one_by_one(), strict=False)):
-        if not np.array_equal(choice, expected.sets[0]):
-            raise LayerwaveError(f"problem {problem} has the choice {choice} at once, {expected.sets[0]} alone")
+    def check(results: list) -> None:
+        at_once, alone = results[3:]
+        for problem, (choice, expected) in enumerate(zip(at_once.sets, alone, strict=False)):
+            if not np.array_equal(choice, expected.sets[0]):
+                raise LayerwaveError(f"problem {problem} has the choice {choice} at once, {expected.sets[0]} alone")
+
     timings = take_turns(
         [
             Side("ELSI", lambda: elsi(calibration, _SIZE)),
@@ -51,6 +54,7 @@ def searches(
             Side(f"{problems:,} ELSI problems one by one, from Grams", one_by_one, alone / problems),
         ],
         repetitions,
+        check,
     )
     by_elsi, by_elsi_c, _, at_once, apart = timings
     why = "Both spend their time in the same LAPACK calls, one for each set that is scored."

@@ -10,8 +10,7 @@ from jaxtyping import Float
 from layerwave.bench.answer import Answer, Bar
 from layerwave.bench.literal import cka_by_pairs, conditional_by_grams, conditional_by_pairs
 from layerwave.bench.states import random_states
-from layerwave.bench.timing import Side, take_turns
-from layerwave.errors import LayerwaveError
+from layerwave.bench.timing import Side, require_equal, take_turns
 from layerwave.kernels import cka, conditional_cka, conditional_cka_from_table, gram_table
 from layerwave.kernels.cka import Estimator
 
@@ -38,20 +37,23 @@ def pairwise_similarity(
     states = random_states(layers, rows, features)
     wide = states.astype(np.float64)
     loops = Peer("literal: both Grams of every pair", "biased", lambda _: cka_by_pairs(wide), 1e-9)
-    for peer in (loops, *peers):
-        apart = float(np.max(np.abs(peer.run(states) - cka(states, peer.estimator))))
-        if not apart < peer.tolerance:
-            raise LayerwaveError(f"{peer.name}: CKA differs by {apart:.1e}, expected less than {peer.tolerance:.0e}")
+    compared = (loops, *peers)
+
+    def check(results: list) -> None:
+        ours = dict(zip(("biased", "debiased"), results, strict=False))
+        for peer, found in zip(compared, results[2:], strict=False):
+            require_equal(f"{peer.name}: CKA", found, ours[peer.estimator], peer.tolerance)
+
     sides = [
         Side("layerwave, biased", lambda: cka(states)),
         Side("layerwave, debiased", lambda: cka(states, "debiased")),
-        *(Side(f"{peer.name}, {peer.estimator}", lambda peer=peer: peer.run(states)) for peer in (loops, *peers)),
+        *(Side(f"{peer.name}, {peer.estimator}", lambda peer=peer: peer.run(states)) for peer in compared),
         Side("numpy: the states in float64, and their products alone", lambda: _products(states)),
     ]
     if jax.default_backend() != "cpu":
         given, on_device = jax.device_put(states), jax.jit(cka)
         sides.append(Side("layerwave on the device, biased, float32", lambda: on_device(given)))
-    timings = take_turns(sides, repetitions)
+    timings = take_turns(sides, repetitions, check)
     biased, debiased, by_pairs, *by_peers = timings[: 3 + len(peers)]
     products = timings[3 + len(peers)].spread.median
     why = (
@@ -100,14 +102,14 @@ def conditional_similarity(
     rng = np.random.default_rng(0)
     sets = np.sort(np.array([rng.choice(layers, 2, replace=False) for _ in range(beam)]), axis=1)
     pairs = rng.integers(0, layers, (literal_pairs, 2))
-    table, ours = gram_table(states), conditional_cka(states, sets)[0]
-    for found, expected in (
-        (conditional_by_pairs(wide, sets[0], pairs), ours[tuple(pairs.T)]),
-        (conditional_by_grams(wide, sets[0]), ours),
-    ):
-        apart = float(np.max(np.abs(found - expected)))
-        if not apart < 1e-9:
-            raise LayerwaveError(f"conditional CKA from concatenations differs by {apart:.1e}: expected less than 1e-9")
+    table = gram_table(states)
+
+    def check(results: list) -> None:
+        ours, from_table, by_pairs, by_grams = results
+        require_equal("conditional CKA from the table", from_table, ours, 1e-9)
+        require_equal("conditional CKA from concatenations", by_pairs, ours[0][tuple(pairs.T)], 1e-9)
+        require_equal("conditional CKA from their Grams", by_grams, ours[0], 1e-9)
+
     share = literal_pairs / (beam * layers**2)
     timings = take_turns(
         [
@@ -117,6 +119,7 @@ def conditional_similarity(
             Side("concatenate once for every set and layer", lambda: conditional_by_grams(wide, sets[0]), 1 / beam),
         ],
         repetitions,
+        check,
     )
     from_states, from_table, by_pairs, by_grams = timings
     why = (

@@ -70,7 +70,7 @@ def _range(spread: Spread, unit: str) -> str:
     return f"{_in_unit(spread.median, unit)} ({_in_unit(spread.low, unit)} to {_in_unit(spread.high, unit)})"
 
 
-def _in_unit(value: float, unit: str) -> str:
+def _in_unit(value: int | float, unit: str) -> str:
     if unit == "s":
         if value >= 1:
             return f"{value:,.3g} s" if value < 100 else f"{value:,.0f} s"

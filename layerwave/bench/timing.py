@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
+import numpy as np
+
+from layerwave.errors import LayerwaveError
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,16 @@ class Timing:
         return Spread.of([ours / theirs for ours, theirs in zip(self.seconds, other.seconds, strict=True)])
 
 
-def take_turns(sides: Sequence[Side], repetitions: int) -> list[Timing]:
-    """Every side once apart, for compilation; then all of them `repetitions` times, one after the other."""
-    first = [_seconds(side.run) for side in sides]
-    turns = [[_seconds(side.run) / side.share for side in sides] for _ in range(repetitions)]
+def take_turns(
+    sides: Sequence[Side], repetitions: int, check: Callable[[list], None] = lambda results: None
+) -> list[Timing]:
+    """Every side once apart, for compilation; then all of them `repetitions` times, one after the other.
+
+    `check` gets what the first calls returned, and raises when they disagree.
+    """
+    results, first = zip(*(_timed(side.run) for side in sides), strict=True)
+    check(list(results))
+    turns = [[_timed(side.run)[1] / side.share for side in sides] for _ in range(repetitions)]
     columns = zip(*turns, strict=True)
     return [
         Timing(side.name, apart, seconds, side.share)
@@ -63,7 +72,16 @@ def take_turns(sides: Sequence[Side], repetitions: int) -> list[Timing]:
     ]
 
 
-def _seconds(run: Callable[[], object]) -> float:
+def _timed(run: Callable[[], object]) -> tuple[object, float]:
     start = time.perf_counter()
-    jax.block_until_ready(run())
-    return time.perf_counter() - start
+    result = jax.block_until_ready(run())
+    return result, time.perf_counter() - start
+
+
+def require_equal(what: str, found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+    """Raises `LayerwaveError` when values lie `tolerance` or more apart, or are not finite."""
+    apart = float(np.max(np.abs(np.asarray(found) - expected)))
+    if not apart < tolerance:
+        raise LayerwaveError(
+            f"{what} differs by {apart:.1e} from layerwave's values: expected less than {tolerance:.0e}"
+        )

@@ -88,7 +88,7 @@ def test_peak_growth_sees_what_is_allocated():
 
 def test_questions_compare_what_they_measure():
     wrong = Peer("a wrong one", "biased", lambda states: cka(states) + 1e-3, 1e-6)
-    with pytest.raises(LayerwaveError, match=r"a wrong one: CKA differs by 1\.0e-03"):
+    with pytest.raises(LayerwaveError, match=r"a wrong one: CKA differs by 1\.0e-03 from layerwave's"):
         pairwise_similarity(**SHAPE, peers=[wrong])
 
 
