@@ -93,7 +93,7 @@ class Probe:
     def alone(self) -> Batch:
         tokens, lengths = np.zeros_like(self.batch.tokens), np.zeros_like(self.batch.lengths)
         length = int(self.batch.lengths[self.row])
-        tokens[:] = self.batch.tokens[self.row, 0]  # padding that would be seen
+        tokens[:] = self.batch.tokens[self.row].max()  # padding that would be seen: `batch` has zeros
         tokens[-1, :length], lengths[-1] = self.batch.tokens[self.row, :length], length
         return Batch(self.batch.samples[self.row : self.row + 1], tokens, lengths)
 
