@@ -17,6 +17,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from layerwave.errors import LayerwaveError
 
+_LONGEST = 255
+"""Characters of a file's name."""
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 _SHORT.maxlevel = 3
@@ -71,12 +73,12 @@ def inside(folder: Path, name: object, remedy: str) -> Path:
     Raises:
         LayerwaveError: a name that is a path (`..`, absolute), or a link that leads out of the folder.
     """
-    if not isinstance(name, str) or name in ("", ".", "..") or "\0" in name or {"/", "\\"} & set(name):
+    if not isinstance(name, str) or name in ("", ".", "..") or {"/", "\\", "\0"} & set(name) or len(name) > _LONGEST:
         raise LayerwaveError(f"{folder}: {shown(name)} is no plain file name, and other places are not read: {remedy}")
     path = folder / name
     try:
         home, found = folder.resolve(), path.resolve()
-    except (OSError, RuntimeError) as error:  # a name that is too long, links in a circle
+    except (OSError, ValueError, RuntimeError) as error:  # half a surrogate pair, links in a circle
         raise LayerwaveError(f"{path} cannot be read ({error}): {remedy}") from None
     snapshots = home.parent
     blobs = snapshots.parent / "blobs" if snapshots.name == "snapshots" else None
@@ -148,7 +150,7 @@ def _union(kind: Any, arguments: tuple, value: Any, where: str) -> Any:
     raise LayerwaveError(f"{where} is {shown(value)}, expected {_name(kind)}")
 
 
-def _number(value: float, where: str) -> float:
+def _number(value: Any, where: str) -> float:
     try:
         number = float(value)
     except OverflowError:

@@ -22,7 +22,7 @@ from layerwave.targets import DTypeName
 _SETTINGS = {field.name: field.default for field in fields(CalibrationSettings)}
 _REQUIRED = ("target", "conversations", "out")
 _OPTIONAL = ("dtype", "batch_tokens", "mesh")
-_MOST_KEYS = 1000
+_MOST_KEYS, _DEEPEST = 1000, 20
 
 
 @dataclass(frozen=True)
@@ -256,8 +256,13 @@ def _parse(path: Path) -> list:
 class _Loader(yaml.SafeLoader):
     """Refuses a key that stands twice in one mapping; YAML would take the last without a word.
 
-    And what grows without bound when it is merged: `<<` takes one mapping, and no mapping has more than `_MOST_KEYS`.
+    And what takes time without bound: `<<` takes one mapping, of no more than `_MOST_KEYS`, in brackets not too deep.
     """
+
+    def fetch_flow_collection_start(self, token):
+        if self.flow_level >= _DEEPEST:  # the scanner's time grows with the square of the depth
+            raise yaml.scanner.ScannerError(None, None, f"nested more than {_DEEPEST} deep", self.get_mark())
+        super().fetch_flow_collection_start(token)
 
     def flatten_mapping(self, node):
         for key, value in node.value:

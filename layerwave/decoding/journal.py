@@ -76,7 +76,7 @@ class Journal:
         self.path.unlink()
 
 
-def require_same_run(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
+def require_same_run(found: Any, wanted: Mapping[str, Any], path: Path) -> None:
     """Raises `LayerwaveError` where the file at `path` is of a run that differs from the wanted one."""
     found = typed(dict[str, Any], found, "its description of the run")
     differing = [name for name in wanted if found.get(name) != wanted[name]]

@@ -216,6 +216,7 @@ def _read(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
 def _read_npy(path: Path) -> np.ndarray:
     """The array of a .npy, mapped: the shape that its header claims is held against the file, and no object loaded."""
     try:
-        return np.lib.format.open_memmap(path, mode="r")
+        with np.errstate(over="ignore"):  # sizes that overflow are refused, too
+            return np.lib.format.open_memmap(path, mode="r")
     except Exception as error:  # the header is a Python literal, whose parsers let many errors pass through
         raise LayerwaveError(f"{path} cannot be read ({error}): expected {_FORMS}") from None
