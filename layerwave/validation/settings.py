@@ -49,9 +49,9 @@ class ValidationSettings:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What has to be the same for a study to go on."""
+        """What has to be the same for a study to go on. Seeds are each the business of their own stages."""
         found = asdict(self)
-        del found["seeds"]
-        for name in FREE:
+        del found["seeds"], found["evaluation"]["seed"]
+        for name in (*FREE, "seed"):
             del found["train"][name]
         return found

@@ -43,6 +43,7 @@ CONFIG = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 8,
+    "hidden_act": "silu",
     "vocab_size": len(VOCABULARY),
     "max_position_embeddings": 96,
     "rms_norm_eps": 1e-6,
