@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import warnings
 
 import numpy as np
@@ -12,9 +11,6 @@ from layerwave.bench import Peer
 
 def peers() -> list[Peer]:
     """pytorch-cka, ckatorch and torch-cka, each as its documentation calls it. Needs them installed."""
-    import torch
-
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
     return [
         Peer("pytorch-cka, float32", "debiased", lambda states: pytorch_cka(states), 1e-3),
         Peer("pytorch-cka, float64", "debiased", lambda states: pytorch_cka(states.astype(np.float64)), 1e-9),
