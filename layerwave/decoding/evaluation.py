@@ -177,7 +177,9 @@ class Evaluation:
         if not isinstance(content, dict) or content.pop("schema", None) != SCHEMA:
             raise LayerwaveError(f"{path} is not an evaluation: give a file that `layerwave evaluate` wrote")
         if (version := content.pop("version", None)) != VERSION:
-            raise LayerwaveError(f"{path} has schema version {shown(version)}, this layerwave reads {VERSION}: evaluate again")
+            raise LayerwaveError(
+                f"{path} has schema version {shown(version)}, this layerwave reads {VERSION}: evaluate again"
+            )
         names = EvaluationSettings.__dataclass_fields__
         settings = {name: content.pop(name) for name in names if name in content}
         try:
@@ -189,7 +191,9 @@ class Evaluation:
         trees = [(None, None), *product([draft.name for draft in found.drafts], found.settings.nodes)]
         wanted = [(*tree, temperature) for temperature in found.settings.temperatures for tree in trees]
         if [(run.draft, run.nodes, run.temperature) for run in found.runs] != wanted:
-            raise LayerwaveError(f"{path} is damaged (it lacks runs, or has others than its header names): evaluate again")
+            raise LayerwaveError(
+                f"{path} is damaged (it lacks runs, or has others than its header names): evaluate again"
+            )
         if any(len(run.rows) != len(found.ids) for run in found.runs) or len(found.ids) != len(found.categories):
             raise LayerwaveError(f"{path} is damaged (it lacks runs, or runs lack questions): evaluate again")
         return found

@@ -25,8 +25,8 @@ from layerwave.drafts.stacks import Observed, observe
 from layerwave.errors import LayerwaveError
 from layerwave.files import whole_file
 from layerwave.reading import read_object
-from layerwave.tensorfile import open_tensors
 from layerwave.targets import Target
+from layerwave.tensorfile import open_tensors
 
 SCHEMA, VERSION = "layerwave.states", 1
 _DTYPES = {"float32": "F32", "bfloat16": "BF16"}
@@ -116,7 +116,8 @@ def _require_held(file: safe_open, path: Path, name: str, row: int, array: np.nd
     shape, dtype = (tuple(held.get_shape()), held.get_dtype()) if held else ((), "nothing")
     if dtype != _DTYPES.get(array.dtype.name) or shape[1:] != array.shape[1:] or row >= shape[0]:
         raise LayerwaveError(
-            f"{path}: {name} is {dtype} of shape {shape}, expected row {row} of {array.dtype} {array.shape[1:]}; {_REMEDY}"
+            f"{path}: {name} is {dtype} of shape {shape}, expected row {row} of {array.dtype} {array.shape[1:]}; "
+            f"{_REMEDY}"
         )
 
 

@@ -51,7 +51,9 @@ class HiddenStates:
             if array is not None and array.dtype.kind not in kinds and not (kinds == "f" and _is_bfloat16(array)):
                 raise LayerwaveError(f"{name} are {array.dtype}, which cannot be right: make the sample again")
         if self.states.ndim != 3 or 0 in self.states.shape:
-            raise LayerwaveError(f"states have shape {self.states.shape}, expected (layers, tokens, width), none of them 0")
+            raise LayerwaveError(
+                f"states have shape {self.states.shape}, expected (layers, tokens, width), none of them 0"
+            )
         size, length, width = self.states.shape
         if size != len(self.layers) or length != len(self.tokens) or self.final.shape != (length, width):
             raise LayerwaveError(
@@ -90,7 +92,9 @@ def read_speculators(path: str | os.PathLike[str], num_layers: int, ids: Iterabl
         raise LayerwaveError(f"{path} does not say which layers it holds: give the ids that launch_vllm was given")
     layers = check_layers(written, num_layers) if ids is None else layers_from_ids(ids, num_layers, "boundary")
     if written is not None and layers != written:
-        raise LayerwaveError(f"{path} holds layers {shown(list(written))}, the ids given name {list(layers)}: leave ids out")
+        raise LayerwaveError(
+            f"{path} holds layers {shown(list(written))}, the ids given name {list(layers)}: leave ids out"
+        )
     return HiddenStates(tokens, stacked[:, :-1].swapaxes(0, 1), stacked[:, -1], layers, "pre_norm")
 
 

@@ -116,7 +116,8 @@ class Selection:
             raise LayerwaveError(f"{source} is not a selection: expected the file that `layerwave select` writes")
         if record.get("version") != VERSION:
             raise LayerwaveError(
-                f"{source} has schema version {shown(record.get('version'))}, this layerwave reads {VERSION}: select again"
+                f"{source} has schema version {shown(record.get('version'))}, this layerwave reads {VERSION}: select "
+                "again"
             )
         try:
             found = typed(_Record, {key: record[key] for key in record.keys() - {"schema", "version"}}, "selection")
@@ -162,7 +163,9 @@ class _Record:
         """Raises `LayerwaveError` for what contradicts itself."""
         layers = check_layers(self.layers, self.num_layers)
         if self.boundaries != tuple(layer + 1 for layer in layers):
-            raise LayerwaveError(f"boundaries are {list(self.boundaries)}, but the layers {list(layers)}, one less each")
+            raise LayerwaveError(
+                f"boundaries are {list(self.boundaries)}, but the layers {list(layers)}, one less each"
+            )
         nodes = [node for beam in self.beams for node in beam]
         if not all(math.isfinite(score) for score in [self.score, *(node.score for node in nodes)]):
             raise LayerwaveError("a score is not finite")

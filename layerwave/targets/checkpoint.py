@@ -21,11 +21,11 @@ from safetensors.numpy import save_file
 
 from layerwave.errors import LayerwaveError
 from layerwave.reading import inside, read_object, shown
-from layerwave.tensorfile import open_tensors
 from layerwave.targets.config import DecoderConfig
 from layerwave.targets.decoder import PARTITION, Decoder
 from layerwave.targets.families import FAMILIES
 from layerwave.targets.mesh import MODEL, on_mesh
+from layerwave.tensorfile import open_tensors
 
 _LEAF_NAMES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
 # Tables that some checkpoints carry and that are computed here.
@@ -147,7 +147,8 @@ class Parameter:
             tensor = read(name)[inner]
             if tensor.dtype.kind != "f" and tensor.dtype.name != "bfloat16":
                 raise LayerwaveError(
-                    f"tensor {name} is {tensor.dtype}, expected floating-point numbers; quantised checkpoints are not read"
+                    f"tensor {name} is {tensor.dtype}, expected floating-point numbers; quantised checkpoints are not "
+                    "read"
                 )
             piece[...] = tensor.T if self.transposed else tensor
             if not np.isfinite(piece).all():

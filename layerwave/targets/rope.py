@@ -65,8 +65,8 @@ class Rope:
             _number(_ORIGINAL, self.original_max_positions, least=1.0, most=2.0**31)
         if self.kind == "llama3" and not self.low_freq_factor < self.high_freq_factor:
             raise LayerwaveError(
-                f"RoPE's low_freq_factor is {self.low_freq_factor}, high_freq_factor {self.high_freq_factor}: the first "
-                "must be the smaller; copy the model's own"
+                f"RoPE's low_freq_factor is {self.low_freq_factor}, high_freq_factor {self.high_freq_factor}: the "
+                "first must be the smaller; copy the model's own"
             )
         if not isinstance(self.truncate, bool):
             raise LayerwaveError(f"RoPE's truncate is {shown(self.truncate)}, expected true or false")
@@ -93,7 +93,9 @@ class Rope:
         theta, kind = parameters.pop("rope_theta", None), parameters.pop("rope_type", "default")
         partial = _number("partial_rotary_factor", parameters.pop("partial_rotary_factor", 1.0), most=1.0)
         if not isinstance(kind, str):
-            raise LayerwaveError(f"config.json: rope type {shown(kind)} is not supported; supported: {', '.join(_REQUIRED)}")
+            raise LayerwaveError(
+                f"config.json: rope type {shown(kind)} is not supported; supported: {', '.join(_REQUIRED)}"
+            )
         kind = (names or {}).get(kind, kind)
         if theta is None:
             raise LayerwaveError(
