@@ -1,8 +1,8 @@
 """A bound in time and memory for programs that come with a model: its chat template.
 
-Jinja's sandbox keeps a template from Python and from files, but not from looping, or from doubling a string, for as long
-as it likes. Python code in a thread can be stopped from outside between two of its operations, and that is done here. A
-single operation is not stopped: one that asks for more memory than there is ends in a `MemoryError`, as everywhere.
+Jinja's sandbox keeps a template from Python and from files, but not from looping, or from doubling a string, for as
+long as it likes. Python code in a thread can be stopped from outside between two of its operations, and that is done
+here. A single operation is not stopped: one that asks for more memory than there is ends in a `MemoryError`.
 """
 
 import ctypes
@@ -59,8 +59,8 @@ def bounded(what: str) -> Iterator[None]:
                     _throw(watched.thread, None)  # not after the block
     except _Stopped:
         raise LayerwaveError(
-            f"{what} takes {watched.exceeded}, and was stopped: it is a program that came with the model; replace it, or "
-            "use another model"
+            f"{what} takes {watched.exceeded}, and was stopped: it is a program that came with the model; replace it, "
+            "or use another model"
         ) from None
 
 

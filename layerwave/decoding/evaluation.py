@@ -201,7 +201,9 @@ class Evaluation:
         trees = [(None, None), *product([draft.name for draft in found.drafts], found.settings.nodes)]
         wanted = [(*tree, temperature) for temperature in found.settings.temperatures for tree in trees]
         if [(run.draft, run.nodes, run.temperature) for run in found.runs] != wanted:
-            raise LayerwaveError(f"{path} is damaged (it lacks runs, or has others than its header names): evaluate again")
+            raise LayerwaveError(
+                f"{path} is damaged (it lacks runs, or has others than its header names): evaluate again"
+            )
         if any(len(run.rows) != len(found.ids) for run in found.runs) or len(found.ids) != len(found.categories):
             raise LayerwaveError(f"{path} is damaged (it lacks runs, or runs lack questions): evaluate again")
         return found

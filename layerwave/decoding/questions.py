@@ -107,7 +107,8 @@ def _question(row: Any, where: str) -> Question:
         raise LayerwaveError(f"{where}: question_id is {shown(id)}, expected a whole number or a text")
     if not isinstance(category, str) or category not in COLUMN_OF:
         raise LayerwaveError(
-            f"{where}: unknown category {shown(category)}, expected one of {', '.join(COLUMN_OF)}: use Spec-Bench's names"
+            f"{where}: unknown category {shown(category)}, expected one of {', '.join(COLUMN_OF)}: use Spec-Bench's "
+            "names"
         )
     if not isinstance(turns, Sequence) or isinstance(turns, str) or not turns or not all(map(_is_text, turns)):
         raise LayerwaveError(f"{where}: turns must be a list of texts, none of them empty: got {shown(turns)}")

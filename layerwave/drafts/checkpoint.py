@@ -123,8 +123,8 @@ def load_draft(directory: str | os.PathLike[str], dtype: DTypeLike = jnp.float32
     schema, given = content.pop("schema", None), content.pop("version", None)
     if (schema, given) != (SCHEMA, VERSION):
         raise LayerwaveError(
-            f"{path}: schema {shown(schema)} and version {shown(given)}, expected {SCHEMA!r} and {VERSION}: name a draft that "
-            "layerwave saved, or import one of another tool first"
+            f"{path}: schema {shown(schema)} and version {shown(given)}, expected {SCHEMA!r} and {VERSION}: name a "
+            "draft that layerwave saved, or import one of another tool first"
         )
     try:
         said = typed(_Description, content, "config.json")
@@ -137,7 +137,8 @@ def load_draft(directory: str | os.PathLike[str], dtype: DTypeLike = jnp.float32
     draft = draft_from_tensors(config, tensors, said.target.fingerprint, said.target.name, dtype)
     if draft.vocabulary.fingerprint != said.vocabulary_fingerprint:
         raise LayerwaveError(
-            f"{directory}: the draft was trained with the vocabulary {shown(said.vocabulary_fingerprint[:12])}, but its d2t and t2d hold "
+            f"{directory}: the draft was trained with the vocabulary {said.vocabulary_fingerprint[:12]}, but its d2t "
+            "and t2d hold "
             f"{draft.vocabulary.fingerprint[:12]}: its head would name the wrong tokens; restore both from one save"
         )
     return draft

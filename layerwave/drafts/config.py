@@ -65,8 +65,8 @@ class DraftConfig:
             object.__setattr__(self, name, check_count(name, getattr(self, name)))
         if self.head_dim % 2 or not 0 < self.norm_eps < 1:
             raise LayerwaveError(
-                f"a draft with heads of {self.head_dim} channels and norm_eps {self.norm_eps}: expected an even number, "
-                "since pairs of channels turn, and one between 0 and 1"
+                f"a draft with heads of {self.head_dim} channels and norm_eps {self.norm_eps}: expected an even number "
+                "(pairs of channels turn) and one between 0 and 1"
             )
         if self.num_heads % self.num_kv_heads:
             raise LayerwaveError(

@@ -116,7 +116,8 @@ def _require_held(file: safe_open, path: Path, name: str, row: int, array: np.nd
     shape, dtype = (tuple(held.get_shape()), held.get_dtype()) if held else ((), "nothing")
     if dtype != _DTYPES.get(array.dtype.name) or shape[1:] != array.shape[1:] or row >= shape[0]:
         raise LayerwaveError(
-            f"{path}: {name} is {dtype} of shape {shape}, expected row {row} of {array.dtype} {array.shape[1:]}; {_REMEDY}"
+            f"{path}: {name} is {dtype} of shape {shape}, expected row {row} of {array.dtype} {array.shape[1:]}; "
+            f"{_REMEDY}"
         )
 
 

@@ -206,16 +206,16 @@ def _layers(
     documented = own.ids_read_as if own else description.convention
     if documented is None and convention is None:
         raise LayerwaveError(
-            f"the layer ids {shown(ids)} may count outputs of layers (SpecForge, SGLang, ModelOpt) or boundaries (vLLM, "
-            "llama.cpp), and the file does not say which: pass convention='output' or 'boundary'"
+            f"the layer ids {shown(ids)} may count outputs of layers (SpecForge, SGLang, ModelOpt) or boundaries "
+            "(vLLM, llama.cpp), and the file does not say which: pass convention='output' or 'boundary'"
         )
     if convention not in (None, documented or convention):
         raise LayerwaveError(f"the layer ids {shown(ids)} of this file are read as {documented}: leave convention out")
     found = layers_from_ids(ids, num_layers, documented or convention)
     if own and found != own.layers:
         raise LayerwaveError(
-            f"the layer ids {ids} name layers {list(found)}, but the draft was exported with layers {list(own.layers)}: "
-            "config.json was changed; export the draft again"
+            f"the layer ids {ids} name layers {list(found)}, but the draft was exported with layers "
+            f"{list(own.layers)}: config.json was changed; export the draft again"
         )
     return found
 

@@ -124,7 +124,8 @@ class Selection:
             raise LayerwaveError(f"{source} is not a selection: expected the file that `layerwave select` writes")
         if record.get("version") != VERSION:
             raise LayerwaveError(
-                f"{source} has schema version {shown(record.get('version'))}, this layerwave reads {VERSION}: select again"
+                f"{source} has schema version {shown(record.get('version'))}, this layerwave reads {VERSION}: select "
+                "again"
             )
         try:
             found = typed(_Record, {key: record[key] for key in record.keys() - {"schema", "version"}}, "selection")

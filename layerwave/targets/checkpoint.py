@@ -148,7 +148,8 @@ class Parameter:
             tensor = read(name)[inner]
             if tensor.dtype.kind != "f" and tensor.dtype.name != "bfloat16":
                 raise LayerwaveError(
-                    f"tensor {name} is {tensor.dtype}, expected floating-point numbers; quantised checkpoints are not read"
+                    f"tensor {name} is {tensor.dtype}, expected floating-point numbers; quantised checkpoints are not "
+                    "read"
                 )
             piece[...] = tensor.T if self.transposed else tensor
             if not np.isfinite(piece).all():

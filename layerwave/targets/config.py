@@ -260,8 +260,8 @@ def _sliding_layers(raw: Mapping[str, Any], family: Family, num_layers: int) -> 
     told = _flag(raw, "use_sliding_window")
     if family.window is None and (window is not None or told):
         raise LayerwaveError(
-            f"config.json: sliding_window is {shown(window)}, but sliding-window attention is not supported for model_type "
-            f"{raw['model_type']}; supported: null"
+            f"config.json: sliding_window is {shown(window)}, but sliding-window attention is not supported for "
+            f"model_type {raw['model_type']}; supported: null"
         )
     if family.window == "set" and "sliding_window" not in raw:
         raise LayerwaveError("config.json: the key sliding_window is missing; add it, null if there is none")
@@ -310,8 +310,8 @@ def _ropes(raw: Mapping[str, Any], family: Family, head_dim: int) -> tuple[Rope,
         nested = isinstance(described, Mapping)
         if nested and not set(described) <= {_FULL, _SLIDING}:
             raise LayerwaveError(
-                f"config.json: rope_parameters has {shown(sorted(described))}, expected {_FULL} and {_SLIDING}; copy the "
-                "model's own"
+                f"config.json: rope_parameters has {shown(sorted(described))}, expected {_FULL} and {_SLIDING}; copy "
+                "the model's own"
             )
         parts = [described.get(kind) if nested else None for kind in (_FULL, _SLIDING)]
         bases = [raw.get("rope_theta"), raw.get("rope_local_base_freq")]

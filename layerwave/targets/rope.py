@@ -65,8 +65,8 @@ class Rope:
             _number(_ORIGINAL, self.original_max_positions, least=1.0, most=2.0**31)
         if self.kind == "llama3" and not self.low_freq_factor < self.high_freq_factor:
             raise LayerwaveError(
-                f"RoPE's low_freq_factor is {self.low_freq_factor}, high_freq_factor {self.high_freq_factor}: the first "
-                "must be the smaller; copy the model's own"
+                f"RoPE's low_freq_factor is {self.low_freq_factor}, high_freq_factor {self.high_freq_factor}: the "
+                "first must be the smaller; copy the model's own"
             )
         if not isinstance(self.truncate, bool):
             raise LayerwaveError(f"RoPE's truncate is {shown(self.truncate)}, expected true or false")

@@ -171,6 +171,14 @@ def test_the_context_ends(target, drafts):
         assert continuation.stop == "context"
 
 
+def test_a_draft_of_fewer_positions_than_the_target(target, plain, drafts):
+    """There is no table of positions that could end: the draft turns on, perhaps worse, and the answers stay."""
+    short = dataclasses.replace(drafts["often"], config=dataclasses.replace(drafts["often"].config, max_positions=8))
+    found = decode(target.decoder, PROMPTS, GREEDY, KEY, short, TREE)
+    assert tokens_of(found) == plain[GREEDY]
+    assert max(len(prompt) + len(made.tokens) for prompt, made in zip(PROMPTS, found, strict=True)) > 16
+
+
 def test_a_chain_and_its_compilations(target, plain, drafts):
     """One compilation for each power of two of slots, whatever prompts, limits, end tokens, and drafts of one shape."""
     before = rounds._cache_size()

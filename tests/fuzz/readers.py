@@ -41,15 +41,16 @@ GOLDEN = Path(__file__).parents[1] / "targets" / "golden"
 N, B, D = 4, 4, 16
 
 JUNK: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 2, 3, 7, 2**31, 2**63, 10**30, -(2**63), 0.5, 1e308, float("nan"), float("inf"), "", "x",
-    "..", "../x", "/etc/hostname", "a\0b", "\ud800", "F8_E4M3", "BOOL", [], {}, [0], [[]], {"x": 0}, [0, 0], "7" * 50, [1] * 99,
+    None, True, False, 0, -1, 1, 2, 3, 7, 2**31, 2**63, 10**30, -(2**63), 0.5, 1e308, float("nan"), float("inf"),
+    "", "x", "..", "../x", "/etc/hostname", "a\0b", "\ud800", "F8_E4M3", "BOOL", [], {}, [0], [[]], {"x": 0}, [0, 0],
+    "7" * 50, [1] * 99,
 )  # fmt: skip
 """What stands in place of a value."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """name: of the file. content: bytes that are taken. read: called with the file's path; `LayerwaveError` may leave it."""
+    """name: of the file. content: bytes that are taken. read: called with the file's path."""
 
     name: str
     content: bytes
@@ -191,6 +192,10 @@ def _checkpoint(path: Path) -> object:
     return [tensors.read(name) for name in tensors.files]
 
 
+def _index(path: Path) -> object:
+    return TensorFiles.open(path.parent)
+
+
 def _hugging_face_config(path: Path) -> object:
     config = DecoderConfig.from_hf(read_object(path, "mend it"), has_head=True)
     if config.head_dim > 1024 or config.rope.depends_on_length:
@@ -216,6 +221,7 @@ def all_readers(folder: Path) -> tuple[Reader, ...]:
     run = {"schema": "x", "seed": 0}
     record = {"row": {"id": "a", "conversations": turns[:1], "truncated": 0}, "answers": 1, "tokens": 3, "ended": ""}
     jobs = [{"target": "mini", "conversations": __file__, "out": "a.safetensors", "rho": 0.5, "dtype": "bfloat16"}]
+    golden_folders = sorted(GOLDEN.iterdir())
     golden = (GOLDEN / "qwen3" / "model.safetensors").read_bytes()
     index = {"weight_map": {"model.norm.weight": "shard.safetensors"}}
     shard = folder / "shard.safetensors"
@@ -248,8 +254,8 @@ def all_readers(folder: Path) -> tuple[Reader, ...]:
         Reader("hs_0.safetensors", stacked, lambda path: StateFiles([path], N)[0]),
         Reader("states.npy", _npy(states), _states),
         Reader("model.safetensors", golden, _checkpoint),
-        Reader("model.safetensors.index.json", json.dumps(index).encode(), lambda p: TensorFiles.open(p.parent), (shard,)),
-        *(Reader(f"{g.name}.json", (g / "config.json").read_bytes(), _hugging_face_config) for g in sorted(GOLDEN.iterdir())),
+        Reader("model.safetensors.index.json", json.dumps(index).encode(), _index, (shard,)),
+        *(Reader(f"{g.name}.json", (g / "config.json").read_bytes(), _hugging_face_config) for g in golden_folders),
         Reader("draft.json", json.dumps(draft).encode(), lambda p: DraftConfig.from_json(read_object(p, "mend it"))),
         Reader("foreign.json", json.dumps(foreign).encode(), lambda p: _describe(read_object(p, "mend it"))),
     )  # fmt: skip

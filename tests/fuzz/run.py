@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of all readers: `pip install atheris`, then `python -m tests.fuzz.run CORPUS [libFuzzer's flags]`.
+"""Coverage-guided fuzzing of all readers: `pip install atheris`, then `python -m tests.fuzz.run CORPUS [FLAGS]`.
 
 The first byte chooses the reader, the second how its file is spoiled: bytes as they are, bytes put over the good ones,
 or values put in place of others. Stops at the first exception that is not `LayerwaveError`.

@@ -292,7 +292,15 @@ def test_a_value_in_a_message_is_short_whatever_it_is():
 def test_types_from_json():
     assert typed(tuple[int, ...] | None, [1, 2], "x") == (1, 2)
     assert typed(dict[str, float], {"a": 1}, "x") == {"a": 1.0}
-    for kind, value in [(int, True), (int, 1.0), (float, "1"), (float, 10**400), (bool, 1), (str, None), (tuple[int, int], [1])]:
+    for kind, value in [
+        (int, True),
+        (int, 1.0),
+        (float, "1"),
+        (float, 10**400),
+        (bool, 1),
+        (str, None),
+        (tuple[int, int], [1]),
+    ]:
         with pytest.raises(LayerwaveError, match=r"^x"):
             typed(kind, value, "x")
 

@@ -1,4 +1,5 @@
-"""Every kernel lowers for a GPU and for a TPU: nothing in it runs on the CPU only."""
+"""Every kernel lowers for a GPU and for a TPU: nothing in it runs on the CPU only, and every product asks for the
+highest precision, without which TF32 and bfloat16 passes would make negative eigenvalues of Grams."""
 
 import math
 from functools import partial
@@ -72,3 +73,5 @@ def test_export(name):
         )
         assert exported.platforms == ("cuda", "tpu")
         assert "callback" not in exported.mlir_module()
+        products = [line for line in exported.mlir_module().splitlines() if "stablehlo.dot_general" in line]
+        assert not [line for line in products if "precision = [HIGHEST, HIGHEST]" not in line]

@@ -212,6 +212,23 @@ def test_in_a_browser_nothing_fails_and_nothing_is_requested(text, tmp_path):
 
 
 @needs_chromium
+def test_in_a_browser_text_from_files_stays_text(planted, tmp_path):
+    """Every text that a file brings holds a script and an image, and the page has neither, policy or not."""
+    calibration = replace(planted, target_name=EVIL, target_fingerprint=EVIL, tallies={EVIL: 1})
+    record = json.loads(elsi(planted, 2).to_json()) | {"method": EVIL, "criterion": EVIL, "settings": {EVIL: EVIL}}
+    text = report_html(calibration, [Selection.from_json(json.dumps(record))])
+    path = tmp_path / "report.html"
+    path.write_text(re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text))
+    dom, console, requested = browse(path, tmp_path)
+    assert not console
+    assert not requested
+    page = Page(dom)
+    assert len(page.attributes["script"]) == 1
+    assert "img" not in page.attributes
+    assert EVIL in page.text
+
+
+@needs_chromium
 def test_a_request_would_have_been_seen(tmp_path):
     path = tmp_path / "other.html"
     path.write_text('<!doctype html><title>other</title><img src="http://127.0.0.1:9/picture.png">')
