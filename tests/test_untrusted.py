@@ -13,7 +13,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import layerwave
-from layerwave.calibration.bounded import bounded
 from layerwave.calibration.conversations import Conversation, Turn
 from layerwave.calibration.tokens import TemplateRefusalError, encode
 from layerwave.cli import main
@@ -259,28 +258,6 @@ def test_a_template_reaches_neither_python_nor_files(tokenizer, monkeypatch, tmp
     with pytest.raises(TemplateRefusalError):
         encode(tokenizer, CHAT)
     assert not [*tmp_path.iterdir()]
-
-
-LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{{ b if b > a }}{% endfor %}{% endfor %}"
-DOUBLES = "{% set n = namespace(s='aaaaaaaa') %}{% for a in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}"
-
-
-@pytest.mark.parametrize(
-    ("template", "limit", "what"),
-    [(LOOPS, ("SECONDS", 0.5), "0.5 seconds"), (DOUBLES, ("MEGABYTES", 64.0), "64 megabytes")],
-)
-def test_a_template_is_stopped(tokenizer, monkeypatch, template, limit, what):
-    monkeypatch.setattr(f"layerwave.calibration.bounded.{limit[0]}", limit[1])
-    monkeypatch.setattr(tokenizer, "chat_template", template)
-    with pytest.raises(LayerwaveError, match=f"row 1: the chat template takes more than {what}, and was stopped"):
-        encode(tokenizer, CHAT)
-
-
-def test_what_ends_in_time_is_left_alone():
-    with bounded("nothing"):
-        pass
-    with pytest.raises(KeyError), bounded("an error of its own"):
-        raise KeyError
 
 
 # What is printed.

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32, UInt64
 
-from layerwave.calibration.bounded import bounded
 from layerwave.calibration.conversations import Conversation, Conversations, Turn
 from layerwave.calibration.settings import CalibrationSettings
 from layerwave.errors import LayerwaveError
@@ -59,8 +58,7 @@ def encode(tokenizer: Any, conversation: Conversation, *, add_generation_prompt:
     tokenizer puts it before plain text. No other special tokens are added.
 
     Raises:
-        LayerwaveError: the tokenizer has no chat template and the conversation is not a plain text, or the template
-            takes time or memory without bound (see `bounded`).
+        LayerwaveError: the tokenizer has no chat template and the conversation is not a plain text.
         TemplateRefusalError: the template refuses this conversation (for example two user turns in a row).
     """
     text = conversation.text
@@ -80,12 +78,9 @@ def render(tokenizer: Any, turns: Sequence[Turn], where: str, *, add_generation_
         )
     messages = [{"role": turn.role, "content": turn.content} for turn in turns]
     try:
-        with bounded(f"{where}: the chat template"):
-            return tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=add_generation_prompt, date_string=TEMPLATE_DATE
-            )
-    except LayerwaveError:
-        raise
+        return tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt, date_string=TEMPLATE_DATE
+        )
     except Exception as error:  # a template is a program: it may raise anything
         raise TemplateRefusalError(" ".join(f"{type(error).__name__}: {error}".split())) from error
 
