@@ -53,6 +53,9 @@ SCHEMA, VERSION = "layerwave.study", 1
 CHUNK = 16
 """Sets whose predicted acceptance is a line of the journal: some seconds."""
 
+_Predicted = tuple[tuple[tuple[float, ...], ...], tuple[float, ...], tuple[float, ...]]
+"""Acceptance by sample, agreement and ridge of the sets of a line of the journal."""
+
 Bars = Callable[[str], AbstractContextManager[Any]]
 """Opens the progress of a stage by its title, such as `layerwave.progress.Progress`; it may give None."""
 
@@ -317,7 +320,7 @@ def predict_all(
     sets = [tuple(row) for size in sizes for block in all_sets(calibration.num_layers, size) for row in block.tolist()]
     sets = list(dict.fromkeys([*sets, *given]))
     journal = Journal(path, {"calibration": calibration.fingerprint, "sets": len(sets)})
-    records = journal.resume()
+    records = journal.resume(_Predicted)
     for start in range(len(records) * CHUNK, len(sets), CHUNK):
         part = predicted_acceptance(calibration, sets[start : start + CHUNK])
         records.append([part.by_sample.tolist(), part.agreement.tolist(), part.ridge.tolist()])
