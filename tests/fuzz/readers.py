@@ -90,6 +90,24 @@ def spoiled(reader: Reader, changes: Sequence[tuple[int, int]]) -> bytes:
     return "".join(json.dumps(line) + "\n" for line in (lines if isinstance(lines, list) else [lines])).encode()
 
 
+def decoded(readers: Sequence[Reader], data: bytes) -> tuple[int, bytes]:
+    """What an input of the fuzzer stands for: a reader, and content for it.
+
+    The first byte chooses the reader, the second how its file is spoiled: bytes as they are, bytes put over the good
+    ones, or values put in place of others.
+    """
+    number, mode, data = (*data[:2], data[2:]) if len(data) >= 2 else (0, 0, data)
+    number %= len(readers)
+    good = readers[number].content
+    if mode % 4 == 0:
+        return number, data
+    if mode % 4 == 1 and data:
+        start = data[0] * len(good) // 256
+        return number, good[:start] + data[1:] + good[start + len(data) - 1 :]
+    changes = [(data[i] * 256 + data[i + 1], data[i + 2]) for i in range(0, len(data) - 2, 3)]
+    return number, spoiled(readers[number], changes[:4])
+
+
 def _spoiled_npy(content: bytes, changes: Sequence[tuple[int, int]]) -> bytes:
     header = {"descr": "<f4", "fortran_order": False, "shape": (N, 8, D)}
     values = [*JUNK, (2**40,), (N, 2**50, D), (0, 2**62), "|O", "<U9", [("a", "<f4")], "<f8", "<i8", "<c16"]

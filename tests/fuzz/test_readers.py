@@ -8,6 +8,7 @@ import json
 import os
 import struct
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from layerwave.reading import parse_json, shown, typed
 from layerwave.selection import Selection
 from layerwave.targets.checkpoint import TensorFiles, load_decoder
 from layerwave.targets.config import DecoderConfig
-from tests.fuzz.readers import GOLDEN, JUNK, B, D, N, all_readers, spoiled
+from tests.fuzz.readers import GOLDEN, JUNK, B, D, N, all_readers, decoded, spoiled
 
 MANY = int(os.environ.get("LAYERWAVE_FUZZ_EXAMPLES", "0"))
 SPOILING = settings(max_examples=MANY or 8, derandomize=not MANY, deadline=None, database=None)
@@ -82,6 +83,16 @@ def test_any_bytes(reader, folder):
         reader.attempt(reader.content[:start] + content + reader.content[start + len(content) :], folder)
 
     spoil()
+
+
+def test_the_corpus_of_the_fuzzer(readers, tmp_path):
+    """The inputs that together reached all that half an hour of coverage-guided fuzzing reached."""
+    found = tuple(readers.values())
+    for number in range(len(found)):
+        (tmp_path / str(number)).mkdir()
+    for line in (Path(__file__).parent / "corpus.txt").read_text().split():
+        number, content = decoded(found, bytes.fromhex(line))
+        found[number].attempt(content, tmp_path / str(number))
 
 
 def test_nested_without_end(reader, folder):
