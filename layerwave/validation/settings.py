@@ -11,13 +11,13 @@ from layerwave.validation.candidates import CandidateSettings
 from layerwave.validation.cascade import CascadeSettings
 
 CANDIDATES, CALIBRATION = CandidateSettings(), CalibrationSettings()
-TRAIN = TrainSettings(steps=200, batch_size=2, max_length=512, ttt_steps=1, learning_rate=3e-3)
+TRAIN = TrainSettings(steps=400, batch_size=2, max_length=512, ttt_steps=3, learning_rate=3e-3)
 EVALUATION = EvaluationSettings(nodes=(60,), temperatures=(0.0,), max_new_tokens=128)
 
 
 @dataclass(frozen=True)
 class ValidationSettings:
-    """Settings of all stages; the defaults are a quick look, of about half an hour for the bundled target.
+    """Settings of all stages; the defaults are a quick look, of less than an hour for the bundled target.
 
     Raises:
         LayerwaveError: no seed, or a cascade without held-out examples.
