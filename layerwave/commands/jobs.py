@@ -146,16 +146,14 @@ def read_jobs(path: Path) -> list[Job]:
 
     Raises:
         LayerwaveError: one message that lists every fault of every row: unknown, missing and repeated keys, values of
-            a wrong type or out of range, files that are missing or cannot be written, an `out` that leads out of the
-        working directory and the file's own, and one named twice.
+            a wrong type or out of range, files that are missing or cannot be written, and an `out` named twice.
     """
     rows = _parse(path)
     faults = []
     jobs = []
-    folders = Path.cwd(), path.absolute().parent.resolve()
     for number, row in enumerate(rows, 1):
         try:
-            jobs.append(_job(row, folders))
+            jobs.append(_job(row))
         except _RowError as error:
             faults += [f"row {number}: {fault}" for fault in error.args]
     named = (row["out"] for row in rows if isinstance(row, dict) and isinstance(row.get("out"), str))
@@ -178,7 +176,7 @@ class _RowError(Exception):
     """All faults of one row."""
 
 
-def _job(row: Any, folders: tuple[Path, ...]) -> Job:
+def _job(row: Any) -> Job:
     if not isinstance(row, dict):
         raise _RowError(f"a {type(row).__name__}, but must be a mapping with {', '.join(_REQUIRED)}")
     known = {*_REQUIRED, *_OPTIONAL, *_SETTINGS}
@@ -202,7 +200,7 @@ def _job(row: Any, folders: tuple[Path, ...]) -> Job:
         settings = CalibrationSettings()
     paths = Path(row["conversations"]), Path(row["out"])
     try:
-        faults += _unusable(row["target"], *paths, row.get("batch_tokens"), folders)
+        faults += _unusable(row["target"], *paths, row.get("batch_tokens"))
     except (OSError, ValueError, RuntimeError) as error:  # names that no path can have, links in a circle
         faults.append(f"{shown(row['out'])} or {shown(row['conversations'])} cannot be a path ({error})")
     if faults:
@@ -217,9 +215,7 @@ def _of_kind(value: Any, example: Any) -> bool:
     return isinstance(value, int | float if isinstance(example, float) else type(example))
 
 
-def _unusable(
-    target: str, conversations: Path, out: Path, batch_tokens: int | None, folders: tuple[Path, ...]
-) -> list[str]:
+def _unusable(target: str, conversations: Path, out: Path, batch_tokens: int | None) -> list[str]:
     """Faults that only the machine can tell, and the range of what is no setting."""
     from layerwave.calibration.storage import is_calibration
     from layerwave.targets.target import check_name
@@ -234,8 +230,6 @@ def _unusable(
             check()
         except LayerwaveError as error:
             faults.append(str(error))
-    if not any(out.resolve().is_relative_to(folder) for folder in folders):
-        faults.append(f"{out} leads out of {' and '.join(map(str, dict.fromkeys(folders)))}")
     if out.is_file() and not is_calibration(out):
         faults.append(f"{out} is no calibration and would be lost")
     return faults
