@@ -230,7 +230,7 @@ def _unusable(target: str, conversations: Path, out: Path, batch_tokens: int | N
             check()
         except LayerwaveError as error:
             faults.append(str(error))
-    if out.is_file() and not is_calibration(out):
+    if out.resolve().is_file() and not is_calibration(out):
         faults.append(f"{out} is no calibration and would be lost")
     return faults
 
