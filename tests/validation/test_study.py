@@ -319,7 +319,8 @@ def test_acceptance_by_row_adds_up_to_the_metrics_of_the_training(staged):
 
 
 def test_a_killed_cascade_finds_the_same(target, questions, staged, tmp_path):
-    for title, calls in (("predicting", 1), ("training", 1), ("comparing", 1), ("training 1 ", 3)):
+    last = f"training {len(staged[1].candidates)} drafts, seed"
+    for title, calls in (("predicting", 1), ("training", 1), ("comparing", 1), (last, 3), ("evaluating", 1)):
         with pytest.raises(Killed):
             validate(target, make_conversations(), tmp_path, STAGED, questions=questions, bars=killed_in(title, calls))
     found = validate(target, make_conversations(), tmp_path, STAGED, questions=questions)
