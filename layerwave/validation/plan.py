@@ -4,7 +4,6 @@ Seconds are not guessed: before the first steps are timed nobody knows them, and
 Of a study that has begun, the plan says what its stages have taken so far.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, comb
@@ -21,10 +20,13 @@ from layerwave.decoding import read_questions
 from layerwave.decoding.questions import first_of_each
 from layerwave.drafts import DraftConfig, Eagle3
 from layerwave.drafts.examples import examples
+from layerwave.reading import read_json, typed
 from layerwave.selection import rules
 from layerwave.targets import DecoderConfig
 from layerwave.validation.candidates import METHODS, RULES, sets_to_predict
 from layerwave.validation.settings import ValidationSettings
+
+SECONDS = "seconds.json"
 
 WIDE, QUICK = 1024, 1e-3
 """A target of at least this width, and a learning rate above this, do not go together."""
@@ -134,7 +136,6 @@ def plan_validation(
         asked = first_of_each(asked, evaluation.samples_per_category)
     turns = sum(len(question.turns) for question in asked)
     memory = plan_calibration(config, dtype, settings.calibration)
-    seconds = Path(out) / "seconds.json"
     return ValidationPlan(
         samples=min(settings.calibration.samples, len(read)),
         predicted=predicted,
@@ -146,9 +147,15 @@ def plan_validation(
         max_new_tokens=evaluation.max_new_tokens,
         calibration_bytes=memory.sums // 2 + memory.token_sample,
         draft_bytes=_draft_bytes(config, max(sizes), settings),
-        seconds=json.loads(seconds.read_text()) if seconds.is_file() else {},
+        seconds=seconds_taken(Path(out)),
         notes=_notes(config, settings),
     )
+
+
+def seconds_taken(study: Path) -> dict[str, float]:
+    """Wall clock by stage of a study's folder; none of one that has not begun."""
+    path = study / SECONDS
+    return typed(dict[str, float], read_json(path, "remove it"), SECONDS) if path.is_file() else {}
 
 
 def _most_sets(settings: ValidationSettings, num_layers: int) -> int:

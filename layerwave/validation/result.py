@@ -9,6 +9,7 @@ from typing import Any
 from layerwave.decoding import Evaluation
 from layerwave.errors import LayerwaveError
 from layerwave.files import whole_file
+from layerwave.reading import read_json, shown, typed
 
 SCHEMA, VERSION = "layerwave.validation", 1
 
@@ -50,11 +51,6 @@ class Candidate:
         """`S_1` in nats."""
         return self.scores["entropy"]
 
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> "Candidate":
-        """The candidate that `asdict` made a record of."""
-        return cls(**{**record, "layers": tuple(record["layers"]), "names": tuple(record["names"])})
-
 
 @dataclass(frozen=True)
 class Standing:
@@ -82,12 +78,6 @@ class Stage:
     """Training steps behind each of the drafts; 0 before training."""
     standings: tuple[Standing, ...]
     """Best first."""
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> "Stage":
-        """The stage that `asdict` made a record of."""
-        standings = (Standing(**{**found, "layers": tuple(found["layers"])}) for found in record["standings"])
-        return cls(**{**record, "standings": tuple(standings)})
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,23 +148,35 @@ class Validation:
         Raises:
             LayerwaveError: it cannot be read, is something else or damaged, or has another version.
         """
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise LayerwaveError(f"{path} cannot be read ({error}): give a file of `layerwave validate`") from None
+        content = read_json(path, "give a file of `layerwave validate`")
         if not isinstance(content, dict) or content.pop("schema", None) != SCHEMA:
             raise LayerwaveError(f"{path} is not a validation: give a file that `layerwave validate` wrote")
         if (version := content.pop("version", None)) != VERSION:
-            raise LayerwaveError(f"{path} has schema version {version}, this layerwave reads {VERSION}: validate again")
+            raise LayerwaveError(
+                f"{path} has schema version {shown(version)}, this layerwave reads {VERSION}: validate again"
+            )
         try:
-            content |= {
-                "candidates": tuple(map(Candidate.from_record, content["candidates"])),
-                "seeds": tuple(content["seeds"]),
-                "evaluations": tuple(Evaluation.from_record(found, str(path)) for found in content["evaluations"]),
-                "held_out": tuple(map(tuple, content["held_out"])),
-                "notes": tuple(content["notes"]),
-                "stages": tuple(map(Stage.from_record, content["stages"])),
-            }
-            return cls(**content)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise LayerwaveError(f"{path} is damaged ({error!r}): validate again") from None
+            read = typed(_Record, content, "validation")
+            evaluations = tuple(Evaluation.from_record(found, str(path)) for found in read.evaluations)
+            return cls(**{**vars(read), "evaluations": evaluations})
+        except (LayerwaveError, ValueError) as error:
+            raise LayerwaveError(f"{path} is damaged ({error}): validate again") from None
+
+
+@dataclass(frozen=True)
+class _Record:
+    """The file without its schema and version."""
+
+    target: str
+    target_fingerprint: str
+    calibration: str
+    data: str
+    settings: dict[str, Any]
+    candidates: tuple[Candidate, ...]
+    seeds: tuple[int, ...]
+    evaluations: tuple[dict[str, Any], ...]
+    held_out: tuple[tuple[float, ...], ...]
+    notes: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    cost: dict[str, int]
+    seconds: dict[str, float]

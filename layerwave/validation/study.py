@@ -40,12 +40,15 @@ from layerwave.drafts.settings import TrainSettings
 from layerwave.errors import LayerwaveError
 from layerwave.files import whole_file
 from layerwave.identity import require_same
+from layerwave.lock import only_run
+from layerwave.reading import read_json, typed
 from layerwave.selection import PredictedAcceptance, check_layers, predicted_acceptance
 from layerwave.selection.sets import all_sets
 from layerwave.targets import Target
 from layerwave.validation.candidates import Candidates, candidates, described
 from layerwave.validation.cascade import cost, halve, shortlist, staying
 from layerwave.validation.held_out import held_out_acceptance
+from layerwave.validation.plan import SECONDS, seconds_taken
 from layerwave.validation.result import Candidate, Layers, Stage, Validation
 from layerwave.validation.settings import ValidationSettings
 
@@ -88,34 +91,35 @@ def validate(
             raise: see `calibrate`, `candidates`, `distill`, `train`, `evaluate`.
     """
     settings = settings or ValidationSettings()
-    study = Study.open(target, conversations, Path(out), settings, Path(questions), bars, announce)
-    calibration = study.calibrated()
-    data = study.examples()
-    stages = study.cascade(calibration, data) if settings.cascade else ()
-    found = study.chosen(calibration, stages)
-    seeds = settings.all_seeds
-    evaluations, held_out = [], []
-    for seed in seeds:
-        study.trained(found.sets, data, seed)
-        held_out.append(study.held_out(found.sets, seed))
-        evaluations.append(study.evaluated(found.sets, seed))
-    validation = Validation(
-        target=target.name,
-        target_fingerprint=target.fingerprint,
-        calibration=calibration.fingerprint,
-        data=study.data,
-        settings=asdict(settings),
-        candidates=found.sets,
-        seeds=seeds,
-        evaluations=tuple(evaluations),
-        held_out=tuple(held_out) if all(held_out) else (),
-        notes=(*study.notes, *found.notes),
-        stages=stages,
-        cost=cost(stages, len(found.sets), study.steps(seeds[0]), len(seeds)) if stages else {},
-        seconds=study.seconds,
-    )
-    validation.save(study.folder / "validation.json")
-    return validation
+    with only_run(out):
+        study = Study.open(target, conversations, Path(out), settings, Path(questions), bars, announce)
+        calibration = study.calibrated()
+        data = study.examples()
+        stages = study.cascade(calibration, data) if settings.cascade else ()
+        found = study.chosen(calibration, stages)
+        seeds = settings.all_seeds
+        evaluations, held_out = [], []
+        for seed in seeds:
+            study.trained(found.sets, data, seed)
+            held_out.append(study.held_out(found.sets, seed))
+            evaluations.append(study.evaluated(found.sets, seed))
+        validation = Validation(
+            target=target.name,
+            target_fingerprint=target.fingerprint,
+            calibration=calibration.fingerprint,
+            data=study.data,
+            settings=asdict(settings),
+            candidates=found.sets,
+            seeds=seeds,
+            evaluations=tuple(evaluations),
+            held_out=tuple(held_out) if all(held_out) else (),
+            notes=(*study.notes, *found.notes),
+            stages=stages,
+            cost=cost(stages, len(found.sets), study.steps(seeds[0]), len(seeds)) if stages else {},
+            seconds=study.seconds,
+        )
+        validation.save(study.folder / "validation.json")
+        return validation
 
 
 @dataclass(frozen=True)
@@ -189,8 +193,7 @@ class Study:
         """The layer sets, chosen and scored where they are not yet: by methods, rules and chance, or by a cascade."""
         path = self.folder / "candidates.json"
         if path.exists():
-            record = json.loads(path.read_text(encoding="utf-8"))
-            return Candidates(tuple(map(Candidate.from_record, record["sets"])), tuple(record["notes"]))
+            return typed(Candidates, read_json(path, "remove it"), path.name)
         with self.clock("select"), self.bars("scoring layer sets") as bar:
             if stages:
                 found = described(calibration, {layers: ["cascade"] for layers in staying(stages[-1])})
@@ -295,8 +298,7 @@ class Study:
     @property
     def seconds(self) -> dict[str, float]:
         """Wall clock by stage, of all attempts that could say so."""
-        path = self.folder / "seconds.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        return seconds_taken(self.folder)
 
     @contextmanager
     def clock(self, stage: str) -> Iterator[None]:
@@ -306,7 +308,7 @@ class Study:
         finally:
             spent = self.seconds
             spent[stage] = round(spent.get(stage, 0.0) + time.monotonic() - started, 1)
-            _write(self.folder / "seconds.json", spent)
+            _write(self.folder / SECONDS, spent)
 
 
 def predict_all(
@@ -335,7 +337,7 @@ def predict_all(
 def _once(path: Path, stage: Callable[[], Stage]) -> Stage:
     """The stage of the file, or a new one that is written to it."""
     if path.exists():
-        return Stage.from_record(json.loads(path.read_text(encoding="utf-8")))
+        return typed(Stage, read_json(path, "remove it"), path.name)
     found = stage()
     _write(path, asdict(found))
     return found
