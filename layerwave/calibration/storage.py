@@ -109,6 +109,7 @@ def read_header(path: str | os.PathLike[str]) -> tuple[CalibrationSettings | Non
             f"{path} has format version {shown(header.get('format_version'))} (layerwave "
             f"{shown(header.get('layerwave_version'))}), but must have {FORMAT_VERSION}: {_REMEDY}"
         )
+    header = {"checks": "{}", "warnings": "[]"} | header  # older artifacts have neither
     if missing := [name for name in ("settings", *_HEADER) if name not in header]:
         raise LayerwaveError(f"{path} has a header that cannot be read (it lacks {', '.join(missing)}): {_REMEDY}")
     said = f"{path} has a header that"

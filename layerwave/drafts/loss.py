@@ -22,8 +22,9 @@ def _forward(logits, probabilities):
     weights = jnp.exp(shifted)
     total = jnp.sum(weights, axis=-1, keepdims=True)
     q = weights / total
-    # Where p is 0 so is p log q. (XLA's plain sum of products is slow on a CPU when drafts are vmapped.)
-    loss = jnp.log(total[..., 0]) - jnp.sum(jnp.where(probabilities > 0, probabilities * shifted, 0.0), axis=-1)
+    # Where p is 0 so is p log q; a p that is NaN stays. (XLA's plain sum is slow on a CPU when drafts are vmapped.)
+    products = jnp.where(probabilities == 0, 0.0, probabilities * shifted)
+    loss = jnp.log(total[..., 0]) - jnp.sum(products, axis=-1)
     return (loss, q), (q, probabilities)
 
 

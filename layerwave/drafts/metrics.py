@@ -83,7 +83,7 @@ def _record(line: bytes, where: str) -> dict[str, Any]:
     return record
 
 
-def _step_of(line: bytes, where: str) -> float:
+def _step_of(line: bytes, where: str) -> int | float:
     try:
         return _record(line, where)["step"]
     except LayerwaveError:  # the line at which the run was killed

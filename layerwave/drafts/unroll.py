@@ -192,7 +192,8 @@ def unroll(
         logits = module.logits(out)
         loss, q = soft_cross_entropy(logits, target.probabilities)
         asked = ahead(later.loss_mask, 2 + j) & (ahead(later.documents, 2 + j) == batch.documents)
-        trained = asked & drafted[target.best]
+        # Of a target that is not finite no token is the best: its loss has to show it.
+        trained = asked & (drafted[target.best] | jnp.isnan(target.covered))
         loss = jnp.where(trained, loss, 0.0)
         correct = asked & (vocabulary[first_greatest(jax.lax.stop_gradient(logits))] == target.best)
         overlap = jnp.sum(jnp.minimum(target.covered[..., None] * target.probabilities, q), axis=-1)
