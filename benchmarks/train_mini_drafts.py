@@ -1,12 +1,13 @@
 """Trains drafts of several layer sets for the mini target, beside a bigram baseline; draws their loss curves.
 
   layerwave distill mini PROMPTS --out ANSWERS --max-new-tokens 200 --batch 100
-  python benchmarks/train_mini_drafts.py --out RUN --conversations ANSWERS [--layers 2,6,9 ...] [--steps 300] [--store]
+  python benchmarks/train_mini_drafts.py --out RUN --conversations ANSWERS [--layers 2,6,9 ...] [--steps 300]
+      [--fc-norm] [--store]
 
-Writes benchmarks/results/NAME.png and NAME.json. The drafts norm each layer by itself before fc (EAGLE-3.1): on this
-target raw states need four times the steps for the same accuracy. The baseline predicts the token that followed the
-current one most often in the training examples, among those of the draft vocabulary; its accuracy is counted like the
-drafts': over the same held-out positions, against the target's most probable token.
+Writes benchmarks/results/NAME.png and NAME.json. With --fc-norm the drafts norm each layer by itself before fc
+(EAGLE-3.1): on this target raw states need four times the steps for the same accuracy. The baseline predicts the token
+that followed the current one most often in the training examples, among those of the draft vocabulary; its accuracy is
+counted like the drafts': over the same held-out positions, against the target's most probable token.
 """
 
 import argparse
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--layers", nargs="+", default=LAYER_SETS)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--ttt-steps", type=int, default=2)
+    parser.add_argument("--fc-norm", action="store_true", help="norm each layer's states before fc")
     parser.add_argument("--store", action="store_true", help="run the target once and keep its states in RUN/states")
     parser.add_argument("--name", default="mini_drafts", help="of the results")
     args = parser.parse_args()
@@ -106,7 +108,7 @@ def main() -> None:
         ttt_steps=args.ttt_steps,
         learning_rate=5e-3,
         draft_vocab_size=1024,
-        fc_norm=True,
+        fc_norm=args.fc_norm,
         held_out=0.03,
         evaluate_every=max(1, args.steps // 6),
         checkpoint_every=max(1, args.steps // 6),
