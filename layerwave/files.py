@@ -77,6 +77,12 @@ def whole_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def write_json(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
+    """Writes a JSON file, whole or not at all. Raises `LayerwaveError` as `whole_file` does."""
+    with whole_file(path) as partial:
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
     """Writes a safetensors file whose bytes follow from its contents: safetensors itself shuffles the metadata."""
     content = memoryview(save(dict(tensors), dict(metadata)))

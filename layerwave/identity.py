@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from layerwave.errors import LayerwaveError
-from layerwave.files import whole_file
+from layerwave.files import write_json
 from layerwave.reading import read_object, shown
 
 
@@ -17,9 +17,7 @@ def require_same(path: Path, schema: str, version: int, identity: Mapping[str, A
       LayerwaveError: it is another one (every difference is named), or the file cannot be read or written.
     """
     if not path.is_file():
-        with whole_file(path) as partial:
-            content = {"schema": schema, "version": version, **identity}
-            partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_json(path, {"schema": schema, "version": version, **identity})
         return
     found = read_object(path, "give another --out")
     if (found.pop("schema", None), found.pop("version", None)) != (schema, version):

@@ -24,7 +24,7 @@ from layerwave.decoding.journal import Journal, require_same_run
 from layerwave.decoding.sampling import GenerationSettings
 from layerwave.drafts.contamination import Hit, decontaminate
 from layerwave.errors import LayerwaveError
-from layerwave.files import whole_file
+from layerwave.files import whole_file, write_json
 from layerwave.lock import only_run
 from layerwave.reading import read_object, typed
 from layerwave.targets import Target
@@ -238,9 +238,7 @@ class _Work:
             raise LayerwaveError(f"not one answer ({listed(tallies)}): give prompts that the target has room for")
         with whole_file(self.out) as path:
             path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-        with whole_file(self.description) as path:
-            description = {"run": self.run, "tallies": tallies, "warnings": warnings}
-            path.write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+        write_json(self.description, {"run": self.run, "tallies": tallies, "warnings": warnings})
         self.journal.remove()
         return tallies
 

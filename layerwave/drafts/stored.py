@@ -6,7 +6,6 @@ written whole or not at all, so that an interrupted pass goes on where it was.
 """
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from safetensors.numpy import save_file
 from layerwave.drafts.loader import PADDING, Rows
 from layerwave.drafts.stacks import Observed, observe
 from layerwave.errors import LayerwaveError
-from layerwave.files import make_folder, whole_file
+from layerwave.files import make_folder, whole_file, write_json
 from layerwave.reading import read_object
 from layerwave.targets import Target
 from layerwave.tensorfile import open_tensors
@@ -140,8 +139,7 @@ def _claim(stored: StoredStates, target: Target, rows: Rows, layers: tuple[int, 
     make_folder(stored.folder)
     path = stored.folder / "states.json"
     if not path.is_file():
-        with whole_file(path) as partial:
-            partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_json(path, content)
         return
     found = read_object(path, "delete the folder, or name another")
     different = [

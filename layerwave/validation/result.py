@@ -8,7 +8,7 @@ from typing import Any
 
 from layerwave.decoding import Evaluation
 from layerwave.errors import LayerwaveError
-from layerwave.files import whole_file
+from layerwave.files import write_json
 from layerwave.reading import read_json, shown, typed
 
 SCHEMA, VERSION = "layerwave.validation", 1
@@ -138,8 +138,7 @@ class Validation:
 
     def save(self, path: str | Path) -> None:
         """Writes the file, whole or not at all. Raises `LayerwaveError` when it cannot be written."""
-        with whole_file(path) as partial:
-            partial.write_text(json.dumps(self.record, indent=1) + "\n", encoding="utf-8")
+        write_json(path, self.record)
 
     @classmethod
     def load(cls, path: str | Path) -> "Validation":

@@ -33,12 +33,12 @@ from layerwave.calibration.conversations import Conversations
 from layerwave.decoding import Evaluation, distill, evaluate, read_questions
 from layerwave.decoding.journal import Journal
 from layerwave.decoding.questions import BUNDLED, fingerprint
-from layerwave.drafts import decontaminate, load_draft
+from layerwave.drafts import Draft, decontaminate, load_draft
 from layerwave.drafts.examples import Examples, examples
 from layerwave.drafts.metrics import read_metrics
 from layerwave.drafts.settings import TrainSettings
 from layerwave.errors import LayerwaveError
-from layerwave.files import whole_file
+from layerwave.files import write_json
 from layerwave.identity import require_same
 from layerwave.lock import only_run
 from layerwave.reading import read_json, typed
@@ -199,7 +199,7 @@ class Study:
                 found = described(calibration, {layers: ["cascade"] for layers in staying(stages[-1])})
             else:
                 found = candidates(calibration, self.settings.candidates, progress=bar and bar.sets)
-        _write(path, asdict(found))
+        write_json(path, asdict(found))
         return found
 
     def cascade(self, calibration: Calibration, data: Examples) -> tuple[Stage, ...]:
@@ -230,8 +230,7 @@ class Study:
             little = replace(settings, epochs=settings.epochs * share)
         else:
             little = replace(settings, steps=max(1, round(settings.steps * share)))
-        self.train(sets, data, little, folder, f"rung {rung}")
-        drafts = [load_draft(folder / "drafts" / "-".join(map(str, layers))) for layers in sets]
+        drafts = self.train(sets, data, little, folder, f"rung {rung}")
         with self.clock(f"compare, rung {rung}"), self.bars(f"comparing {len(sets)} drafts, rung {rung}") as bar:
             measured = held_out_acceptance(
                 self.target,
@@ -267,11 +266,13 @@ class Study:
         settings = replace(self.settings.train, seed=seed)
         self.train([candidate.layers for candidate in sets], data, settings, self.run(seed), f"seed {seed}")
 
-    def train(self, sets: Sequence[Layers], data: Examples, settings: TrainSettings, folder: Path, title: str) -> None:
+    def train(
+        self, sets: Sequence[Layers], data: Examples, settings: TrainSettings, folder: Path, title: str
+    ) -> list[Draft]:
         from layerwave.drafts.trainer import train  # its loader and checkpoints take seconds to import
 
         with self.clock(f"train, {title}"), self.bars(f"training {len(sets)} drafts, {title}") as bar:
-            train(self.target, data, sets, settings, folder, progress=bar and bar.steps, announce=self.announce)
+            return train(self.target, data, sets, settings, folder, progress=bar and bar.steps, announce=self.announce)
 
     def steps(self, seed: int) -> int:
         """Steps of a finished training."""
@@ -308,7 +309,7 @@ class Study:
         finally:
             spent = self.seconds
             spent[stage] = round(spent.get(stage, 0.0) + time.monotonic() - started, 1)
-            _write(self.folder / SECONDS, spent)
+            write_json(self.folder / SECONDS, spent)
 
 
 def predict_all(
@@ -339,10 +340,5 @@ def _once(path: Path, stage: Callable[[], Stage]) -> Stage:
     if path.exists():
         return typed(Stage, read_json(path, "remove it"), path.name)
     found = stage()
-    _write(path, asdict(found))
+    write_json(path, asdict(found))
     return found
-
-
-def _write(path: Path, record: Mapping[str, Any]) -> None:
-    with whole_file(path) as partial:
-        partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
