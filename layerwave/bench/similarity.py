@@ -131,11 +131,12 @@ def conditional_similarity(
         f"beam of {beam} pairs, {layers} layers, {rows} rows, {features:,} features",
         tuple(timings),
         (
-            Bar("forming the concatenations", by_pairs.times(from_states), "at least", 1000, "x", why),
-            Bar("from the table, one Gram a concatenation", by_grams.times(from_table), "at least", 1000, "x"),
+            Bar("forming the concatenations, from the states", by_pairs.times(from_states), "at least", 1000, "x", why),
+            Bar("forming the concatenations, from the table", by_pairs.times(from_table), "at least", 1000, "x"),
         ),
         notes=(
             f"Concatenating for every pair does {literal_pairs} of {beam * layers**2:,} pairs, once for every set and "
-            f"layer one of {beam} sets; both are extrapolated.",
+            f"layer one of {beam} sets; both are extrapolated. The second is the better way to write it, and takes "
+            f"{by_grams.times(from_table).median:,.0f} times as long as from the table.",
         ),
     )

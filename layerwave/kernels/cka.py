@@ -60,7 +60,8 @@ def _less_mean(X: Float[AnyArray, "*batch B D"]) -> Float[AnyArray, "*batch B D"
     """States less their mean row; exactly 0 for a constant layer. Of numpy and JAX arrays."""
     # The last row goes first, for the sake of constant layers. (The first row may hold an attention sink.)
     shifted = X - X[..., -1:, :]
-    return shifted - shifted.mean(-2, keepdims=True)
+    shifted -= shifted.mean(-2, keepdims=True)
+    return shifted
 
 
 def _less_middle_row(X: Float[AnyArray, "B D"]) -> Float[AnyArray, "B D"]:

@@ -46,8 +46,9 @@ def _gram_entropy(K: Float[Array, "*batch B B"], alpha: float) -> Float[Array, "
 def _unit_trace(K: Float[Array, "*batch B B"]) -> Float[Array, "*batch B B"]:
     """`K / tr K`; first by the greatest diagonal element, so that not even the trace can overflow."""
     diagonal = jnp.diagonal(K, axis1=-2, axis2=-1)
-    K = K / jax.lax.stop_gradient(jnp.max(diagonal, -1))[..., None, None]
-    return K / jnp.trace(K, axis1=-2, axis2=-1)[..., None, None]
+    greatest = jax.lax.stop_gradient(jnp.max(diagonal, -1, keepdims=True))
+    trace = jnp.sum(diagonal / greatest, -1)  # of the diagonal alone, so that the division is one pass over K
+    return K / greatest[..., None] / trace[..., None, None]
 
 
 def _renyi(p: Float[Array, "*batch B"], alpha: float) -> Float[Array, "*batch"]:
@@ -68,7 +69,7 @@ def _renyi(p: Float[Array, "*batch B"], alpha: float) -> Float[Array, "*batch"]:
 
 
 def set_entropy(
-    K: Float[AnyArray, "N B B"], sets: Int[AnyArray, "M m"], alpha: int | float = 1.0, *, chunk: int = 256
+    K: Float[AnyArray, "N B B"], sets: Int[AnyArray, "M m"], alpha: int | float = 1.0, *, chunk: int = 512
 ) -> Float[AnyArray, " M"]:
     """Entropy `S_α` in nats of the concatenated layers of each set, from the Grams of the `N` layers alone.
 

@@ -1,7 +1,9 @@
 """Where numpy beats XLA on a CPU: Grams of states in float64 and LAPACK, on all cores that this process may use."""
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import numpy as np
 from jaxtyping import Float, Real, Shaped
@@ -19,8 +21,17 @@ def on_all_cores(
     parts = min(usable_cores(), len(stack) // LEAST)
     if parts < 2:
         return function(stack)
-    with ThreadPoolExecutor(parts) as pool:  # numpy lets go of the interpreter while it computes
-        return np.concatenate(list(pool.map(function, np.array_split(stack, parts))))
+    return np.concatenate(list(_pool().map(function, np.array_split(stack, parts))))
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    """Threads that stay: numpy lets go of the interpreter while it computes."""
+    return ThreadPoolExecutor(usable_cores(), "layerwave")
+
+
+if hasattr(os, "register_at_fork"):  # a forked process has none of the threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def host_grams(
