@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 QUESTIONS = ("entropy", "cka", "conditional_cka", "searches", "growth", "startup")
 COSTLY = {
     "calibration": ("--torch-python", sys.executable, "--samples", "4", "--rounds", "5"),
-    "train_sets": (),
+    "train_sets": ("--repeats", "5"),
     "train_step": ("--shape", "half-billion", "--length", "128"),
     "decoding": ("--new", "32", "--rounds", "5"),
 }

@@ -9,7 +9,7 @@ from layerwave.commands.printing import Json, print_json, print_table, table_of
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure how fast this device answers, beside literal ways and numpy: some minutes on two cores."""
+    """Measure how fast this device answers, beside literal ways and numpy: about a minute on two cores."""
 
     layers: int = 36
     """Layers of the target."""

@@ -4,7 +4,6 @@ Seconds are not guessed: before the first steps are timed nobody knows them, and
 Of a study that has begun, the plan says what its stages have taken so far.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, comb
 from pathlib import Path
@@ -28,8 +27,8 @@ from layerwave.validation.settings import ValidationSettings
 
 SECONDS = "seconds.json"
 
-WIDE, QUICK = 1024, 1e-3
-"""A target of at least this width, and a learning rate above this, do not go together."""
+WIDE, QUICK, FEW = 1024, 1e-3, 8192
+"""A target of at least this width does not go with a learning rate above this, nor with fewer tokens in the drafts."""
 
 
 @dataclass(frozen=True)
@@ -178,11 +177,13 @@ def _draft_bytes(config: DecoderConfig, size: int, settings: ValidationSettings)
     return 4 * sum(int(np.prod(shape.shape)) for shape in shapes)
 
 
-def _notes(config: DecoderConfig, settings: ValidationSettings) -> Sequence[str]:
-    rate = settings.train.learning_rate
-    if config.hidden_size >= WIDE and rate > QUICK:
-        return (
-            f"the learning rate {rate:g} suits narrow targets, and this one is {config.hidden_size:,} wide: SpecForge "
-            "has 1e-4",
-        )
-    return ()
+def _notes(config: DecoderConfig, settings: ValidationSettings) -> tuple[str, ...]:
+    rate, tokens = settings.train.learning_rate, settings.train.draft_vocab_size
+    if config.hidden_size < WIDE:
+        return ()
+    unsuited = (
+        (rate > QUICK, f"the learning rate {rate:g} (SpecForge has 1e-4)"),
+        (tokens is not None and tokens < min(FEW, config.vocab_size), f"drafts of {tokens:,} tokens (32,000)"),
+    )
+    suits = f"suits narrow targets, and this one is {config.hidden_size:,} wide"
+    return tuple(f"{what} {suits}" for found, what in unsuited if found)

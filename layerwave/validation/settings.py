@@ -11,13 +11,15 @@ from layerwave.validation.candidates import CandidateSettings
 from layerwave.validation.cascade import CascadeSettings
 
 CANDIDATES, CALIBRATION = CandidateSettings(), CalibrationSettings()
-TRAIN = TrainSettings(steps=400, batch_size=2, max_length=512, ttt_steps=3, learning_rate=3e-3)
+TRAIN = TrainSettings(
+    steps=400, batch_size=2, max_length=512, ttt_steps=3, learning_rate=5e-3, draft_vocab_size=1024, fc_norm=True
+)
 EVALUATION = EvaluationSettings(nodes=(60,), temperatures=(0.0,), max_new_tokens=128)
 
 
 @dataclass(frozen=True)
 class ValidationSettings:
-    """Settings of all stages; the defaults are a quick look, of less than an hour for the bundled target.
+    """Settings of all stages; the defaults are a quick look at a narrow target, and the plan says what suits a wide one.
 
     Raises:
         LayerwaveError: no seed, or a cascade without held-out examples.
@@ -28,7 +30,7 @@ class ValidationSettings:
     """Trainings of every draft, with the seed of `train` and those after it. More can be added to a finished study."""
     calibration: CalibrationSettings = CALIBRATION
     train: TrainSettings = TRAIN
-    """Of every draft."""
+    """Of every draft. Norms before `fc`, since layers with large norms would otherwise be heard the loudest."""
     evaluation: EvaluationSettings = EVALUATION
     """Of every draft. All seeds of the training answer with the same seed of the samples."""
     distill: DistillSettings | None = None
