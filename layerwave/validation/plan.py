@@ -182,8 +182,11 @@ def _notes(config: DecoderConfig, settings: ValidationSettings) -> tuple[str, ..
     if config.hidden_size < WIDE:
         return ()
     unsuited = (
-        (rate > QUICK, f"the learning rate {rate:g} (SpecForge has 1e-4)"),
-        (tokens is not None and tokens < min(FEW, config.vocab_size), f"drafts of {tokens:,} tokens (32,000)"),
+        (rate > QUICK, f"the learning rate is {rate:g} (SpecForge: 1e-4)"),
+        (
+            tokens is not None and tokens < min(FEW, config.vocab_size),
+            f"the drafts know {tokens:,} tokens (SpecForge: 32,000)",
+        ),
     )
-    suits = f"suits narrow targets, and this one is {config.hidden_size:,} wide"
-    return tuple(f"{what} {suits}" for found, what in unsuited if found)
+    suits = f"which is for narrow targets; this one is {config.hidden_size:,} wide"
+    return tuple(f"{what}, {suits}" for found, what in unsuited if found)
