@@ -63,11 +63,12 @@ def entropy_of_triples(
     host, ready, numpy, values, vectors, *device = timings
     ours = device[0] if device else host
     least = numpy.spread.median / usable_cores()
+    at_most = (values.spread.median / least, vectors.spread.median / least)
     spectrum, svd = (1e6 * timing.spread.median / len(sets) for timing in (numpy, values))
     floor = (
-        f"LAPACK takes {spectrum:.0f} µs for the eigenvalues of a {rows} x {rows} Gram on one core and {svd:.0f} µs for "
-        f"the singular values of a concatenation. The eigenvalues alone, on all {usable_cores()} cores, allow at most "
-        f"{values.spread.median / least:,.0f} x (singular values) and {vectors.spread.median / least:,.0f} x (thin SVD)."
+        f"LAPACK takes {spectrum:.0f} µs for the eigenvalues of a {rows} x {rows} Gram on one core, {svd:.0f} µs for "
+        f"the singular values of a concatenation. The eigenvalues alone, on {usable_cores()} cores, allow at most "
+        f"{at_most[0]:,.0f} x (singular values) and {at_most[1]:,.0f} x (thin SVD)."
     )
     bars = [
         Bar("numpy's batched eigvalsh on ready Grams", numpy.times(ready), "at least", 1.0, "x", floor),

@@ -19,7 +19,7 @@ EVALUATION = EvaluationSettings(nodes=(60,), temperatures=(0.0,), max_new_tokens
 
 @dataclass(frozen=True)
 class ValidationSettings:
-    """Settings of all stages; the defaults are a quick look at a narrow target, and the plan says what suits a wide one.
+    """Settings of all stages; the defaults are a quick look at a narrow target (the plan says where one is wide).
 
     Raises:
         LayerwaveError: no seed, or a cascade without held-out examples.
