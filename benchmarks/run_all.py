@@ -22,7 +22,7 @@ from layerwave.bench import Answer, Bar, Spread, tables
 HERE = Path(__file__).parent
 QUESTIONS = ("entropy", "cka", "conditional_cka", "searches", "growth", "startup")
 COSTLY = {
-    "calibration": ("--torch-python", sys.executable, "--samples", "4", "--rounds", "5"),
+    "calibration": ("--torch-python", sys.executable, "--samples", "8", "--batch-tokens", "512", "--rounds", "5"),
     "train_sets": ("--repeats", "5"),
     "train_step": ("--shape", "half-billion", "--length", "128"),
     "decoding": ("--new", "32", "--rounds", "5"),
