@@ -27,9 +27,9 @@ from jax.experimental import multihost_utils
 from layerwave.calibration.artifact import Calibration
 from layerwave.calibration.stream import Progress, Work
 from layerwave.errors import LayerwaveError
-from layerwave.files import cannot_write, make_folder, sweep, whole_file
-from layerwave.identity import require_same
-from layerwave.lock import only_run
+from layerwave.files.identity import require_same
+from layerwave.files.lock import only_run
+from layerwave.files.writing import cannot_write, make_folder, sweep, whole_file
 
 SHARD_BATCHES = 16
 """Batches in a shard of work: what a process computes before it writes a part of the size of all sums."""

@@ -12,8 +12,8 @@ from layerwave.commands.jobs import run_jobs
 from layerwave.commands.loading import load_planned
 from layerwave.commands.printing import Json, check_out, print_json, progress_bar
 from layerwave.errors import LayerwaveError
+from layerwave.files.lock import only_run
 from layerwave.interruption import listen
-from layerwave.lock import only_run
 from layerwave.targets import DTypeName
 
 _OF_A_TARGET = ("dtype", "batch_tokens", "mesh", "processes")

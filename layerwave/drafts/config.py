@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from layerwave.errors import LayerwaveError
-from layerwave.reading import typed
+from layerwave.files.reading import typed
 from layerwave.selection.sets import check_count, check_layers
 from layerwave.targets import DecoderConfig
 from layerwave.targets.rope import Rope

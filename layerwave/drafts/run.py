@@ -17,8 +17,8 @@ import jax
 import orbax.checkpoint as ocp
 
 from layerwave.errors import LayerwaveError
-from layerwave.files import cannot_write, make_folder, sync
-from layerwave.identity import require_same
+from layerwave.files.identity import require_same
+from layerwave.files.writing import cannot_write, make_folder, sync
 
 SCHEMA, VERSION = "layerwave.run", 1
 KEPT = 2

@@ -8,8 +8,8 @@ from typing import Any
 
 from layerwave.decoding import Evaluation
 from layerwave.errors import LayerwaveError
-from layerwave.files import write_json
-from layerwave.reading import read_json, shown, typed
+from layerwave.files.reading import read_json, shown, typed
+from layerwave.files.writing import write_json
 
 SCHEMA, VERSION = "layerwave.validation", 1
 
