@@ -38,7 +38,7 @@ class Quickstart:
             calibration = calibrate(load_target("mini"), str(conversations), settings, progress=progress)
         with progress_bar("predicting acceptance") as progress:
             study = acceptance_study(calibration, progress=progress.sets)
-            comparison = compare(calibration, scores=study.scores)
+            comparison = compare(calibration, study=study)
         chosen = comparison.chosen("elsi", 3)
         calibration.save(self.out / "calibration.safetensors")
         chosen.save(self.out / "selection.json")
