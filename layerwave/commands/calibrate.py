@@ -34,7 +34,8 @@ class DistributedSettings:
     process: int | None = None
     """Which of them this is, from 0 on."""
     shard_batches: int = 16
-    """Batches in a shard of work, which is what is lost of each process when a job stops."""
+    """Batches in a shard of work, which is what is lost of each process when a job stops. Of each shard a part of the
+    size of all sums is written."""
     heartbeat_seconds: int = 60
     """A process that has given no sign of life for so long ends the job."""
 

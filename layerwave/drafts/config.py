@@ -1,6 +1,6 @@
 """What a draft depends on besides its parameters."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -14,6 +14,11 @@ _COUNTS = (
     "target_hidden_size hidden_size intermediate_size num_heads num_kv_heads head_dim vocab_size draft_vocab_size "
     "max_positions"
 ).split()
+
+
+def draft_name(layers: Sequence[int]) -> str:
+    """What a draft is called in folders and tables, as `5-23-34`."""
+    return "-".join(map(str, layers))
 
 
 _ROPES = ("default", "linear", "llama3")
