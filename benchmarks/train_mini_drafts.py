@@ -21,6 +21,7 @@ import numpy as np
 from flax import nnx
 
 from layerwave.drafts import DraftVocabulary, supervise
+from layerwave.drafts.config import draft_name
 from layerwave.drafts.examples import FIRST_PREDICTED, Examples, examples
 from layerwave.drafts.loader import Rows, split
 from layerwave.drafts.metrics import read_metrics
@@ -136,7 +137,7 @@ def main() -> None:
         "processor seconds": round(resource.getrusage(resource.RUSAGE_SELF).ru_utime),
         "bigram": baseline,
         "drafts": {
-            "-".join(map(str, line["layers"])): {
+            draft_name(line["layers"]): {
                 key: line[key] for key in ("losses", "accuracy", "acceptance", "tau_greedy", "tau_sampled", "predicted")
             }
             | {"accuracy / bigram": round(line["accuracy"][0] / baseline["of_target"], 2)}

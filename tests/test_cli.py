@@ -98,22 +98,25 @@ def test_select_by_acceptance_prints_errors(quickstart, tmp_path, capsys):
     assert all(kept["standard_error"] > 0 for kept in record["acceptance"])
 
 
-def test_readme_shows_what_quickstart_prints(quickstart):
-    """Layers and ranks to the letter, scores to what another processor may round."""
-    readme = Path(__file__).parents[1] / "README.md"
-    text, report = readme.read_text(), json.loads(quickstart[0].stdout)
-    printed = re.findall(
-        r"^ +(\d) +(\w+) +([\d,]+) +[\d,]+ +([\d.]+) +[\d.]+ +(\d+) of +\d+ +([\d.]+) ± ([\d.]+)", text, re.MULTILINE
-    )
-    rows = report["comparison"]
-    assert [(int(size), method) for size, method, *_ in printed] == [(row["size"], row["method"]) for row in rows]
-    for (_, method, layers, entropy, rank, value, error), row in zip(printed, rows, strict=True):
-        assert float(value) == pytest.approx(row["acceptance"]["value"], abs=1e-3)
-        assert float(error) == pytest.approx(row["acceptance"]["standard_error"], abs=1e-3)
-        if method != "acceptance":  # near ties there may turn on rounding
-            assert list(map(int, layers.split(","))) == row["layers"]
-            assert int(rank) == row["rank"]
-            assert float(entropy) == pytest.approx(row["entropy_nats"], abs=2e-4)
+def test_the_pages_show_what_quickstart_prints(quickstart):
+    """Layers and ranks to the letter, scores to what another processor may round; of the README's table one size."""
+    root, report = Path(__file__).parents[1], json.loads(quickstart[0].stdout)
+    for page, sizes in (("README.md", {3}), ("docs/numbers.md", {1, 2, 3})):
+        printed = re.findall(
+            r"^ +(\d) +(\w+) +([\d,]+) +[\d,]+ +([\d.]+) +[\d.]+ +(\d+) of +\d+ +([\d.]+) ± ([\d.]+)",
+            (root / page).read_text(),
+            re.MULTILINE,
+        )
+        rows = [row for row in report["comparison"] if row["size"] in sizes]
+        assert [(int(size), method) for size, method, *_ in printed] == [(row["size"], row["method"]) for row in rows]
+        for (_, method, layers, entropy, rank, value, error), row in zip(printed, rows, strict=True):
+            assert float(value) == pytest.approx(row["acceptance"]["value"], abs=1e-3)
+            assert float(error) == pytest.approx(row["acceptance"]["standard_error"], abs=1e-3)
+            if method != "acceptance":  # near ties there may turn on rounding
+                assert list(map(int, layers.split(","))) == row["layers"]
+                assert int(rank) == row["rank"]
+                assert float(entropy) == pytest.approx(row["entropy_nats"], abs=2e-4)
+    text = (root / "docs/numbers.md").read_text()
     singles = re.findall(r"^ +(\d+) +\d+ +([\d.]+) +([\d.]+) ± ([\d.]+) .* [\d.]+$", text, re.MULTILINE)
     assert [int(layer) for layer, *_ in singles] == list(range(len(report["singles"])))
     for (_, entropy, value, error), single in zip(singles, report["singles"], strict=True):
@@ -125,7 +128,9 @@ def test_readme_shows_what_quickstart_prints(quickstart):
 def test_quickstart_says_nothing_but_progress_and_near_ties_on_stderr(quickstart):
     done, _ = quickstart
     parts = ("calibrating mini", "predicting acceptance", "WARNING:layerwave:near tie: ")
-    assert all(line.startswith(parts) for line in done.stderr.splitlines()), done.stderr
+    lines = done.stderr.splitlines()
+    assert all(line.startswith(parts) for line in lines), done.stderr
+    assert len(set(lines)) == len(lines), "a near tie is said once"
 
 
 def test_calibrate_then_select(tmp_path, capsys):

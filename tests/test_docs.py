@@ -1,4 +1,4 @@
-"""The commands of docs/ and README.md, and the manifest, hold for the command line as it is."""
+"""The commands of docs/ and README.md, their links, and the manifest hold for the repository as it is."""
 
 import re
 import shlex
@@ -13,12 +13,11 @@ from layerwave.commands.jobs import read_jobs
 from layerwave.commands.train import Train
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = "".join((DOCS / page).read_text() for page in ("distributed.md", "calibration.md", "../README.md"))
-BLOCKS = re.findall(r"```sh\n(.*?)```", PAGES.replace("\\\n", " "), re.DOTALL)
+PAGES = (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")))
+TEXT = "".join(page.read_text() for page in PAGES)
+BLOCKS = re.findall(r"```sh\n(.*?)```", TEXT.replace("\\\n", " "), re.DOTALL)
 COMMANDS = [
-    shlex.split(line, comments=True)
-    for block in BLOCKS
-    for line in re.findall(r"layerwave (?:calibrate|train) [^'\n]*", block)
+    shlex.split(line, comments=True) for block in BLOCKS for line in re.findall(r"layerwave [a-z]+[^'\n]*", block)
 ]
 
 
@@ -26,9 +25,7 @@ def test_every_command_is_understood_and_there_is_one_for_every_launcher():
     parsed = [tyro.cli(Command, args=words[1:]) for words in COMMANDS]
     assert sum(isinstance(command, Train) and command.mesh is not None for command in parsed) == 1
     distributed = [command for command in parsed if isinstance(command, Calibrate) and command.processes.distributed]
-    # TPU, Slurm and by hand; in the README TPU again
-    assert [command.processes.process for command in distributed] == [None, None, 0, None]
-    assert distributed[0] == distributed[-1]
+    assert [command.processes.process for command in distributed] == [None, None, 0]  # TPU, Slurm and by hand
 
 
 def test_the_job_file_is_one(tmp_path, monkeypatch):
@@ -67,3 +64,9 @@ def test_the_manifest_names_its_own_pods_and_flags_that_there_are():
     mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
     assert all(str(path).startswith(mounts[0]) for path in (command.target, command.conversations, command.out))
     assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 0
+
+
+def test_every_link_leads_to_a_file():
+    links = [(page, link) for page in PAGES for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())]
+    assert len(links) > 10
+    assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []

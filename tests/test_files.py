@@ -14,14 +14,14 @@ from safetensors.numpy import save_file
 
 from layerwave.decoding.journal import Journal
 from layerwave.errors import LayerwaveError
-from layerwave.files import Lines, make_folder, sweep, whole_directory, whole_file
-from layerwave.lock import only_run
+from layerwave.files.lock import only_run
+from layerwave.files.writing import Lines, make_folder, sweep, whole_directory, whole_file
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from layerwave.files import Lines, whole_directory, whole_file
-from layerwave.lock import only_run
+from layerwave.files.writing import Lines, whole_directory, whole_file
+from layerwave.files.lock import only_run
 
 def file(out):
     with only_run(out), whole_file(out) as partial:
@@ -194,7 +194,7 @@ def test_only_what_belongs_to_an_output_is_swept(tmp_path):
 
 HOLD = """
 import sys, time
-from layerwave.lock import only_run
+from layerwave.files.lock import only_run
 with only_run(sys.argv[1]):
     print("held", flush=True)
     time.sleep(600)
@@ -261,7 +261,7 @@ RACE = """
 import os, sys, time
 from pathlib import Path
 from layerwave.errors import LayerwaveError
-from layerwave.lock import only_run
+from layerwave.files.lock import only_run
 folder = Path(sys.argv[1])
 for i in range(200):
     try:
@@ -284,7 +284,7 @@ SIGNALLED = """
 import sys, time
 from layerwave import cli
 from layerwave.commands.tools import Doctor
-from layerwave.files import whole_file
+from layerwave.files.writing import whole_file
 
 def run(self):
     try:
@@ -331,7 +331,7 @@ WRITE = """
 import sys
 import numpy as np
 from pathlib import Path
-from layerwave.files import write_tensors
+from layerwave.files.writing import write_tensors
 write_tensors(Path(sys.argv[1]), {"b": np.ones(2), "a": np.zeros(3, np.uint8)}, {name: name for name in "qwertyuiopé"})
 """
 

@@ -89,6 +89,7 @@ def planted_validation(
         seeds=tuple(range(seeds)),
         evaluations=tuple(evaluations),
         held_out=tuple(map(tuple, (trained / 4).tolist())),
+        notes=(),
         stages=planted_stages(),
         cost={"trained": 1700, "full": 5100},
         seconds={"calibrate": 20.0, "train": 600.0},

@@ -27,13 +27,11 @@ from jax.experimental import multihost_utils
 from layerwave.calibration.artifact import Calibration
 from layerwave.calibration.stream import Progress, Work
 from layerwave.errors import LayerwaveError
-from layerwave.files import cannot_write, make_folder, sweep, whole_file
-from layerwave.identity import require_same
-from layerwave.lock import only_run
+from layerwave.files.identity import require_same
+from layerwave.files.lock import only_run
+from layerwave.files.writing import cannot_write, make_folder, sweep, whole_file
 
-SHARD_BATCHES = 16
-"""Batches in a shard of work: what a process computes before it writes a part of the size of all sums."""
-START_SECONDS, HEARTBEAT_SECONDS, POLL_SECONDS = 300, 60, 0.5
+START_SECONDS, POLL_SECONDS = 300, 0.5
 
 
 @dataclass(frozen=True)
@@ -44,17 +42,12 @@ class Processes:
     number: int
 
 
-def join(
-    coordinator: str | None = None,
-    number: int | None = None,
-    index: int | None = None,
-    heartbeat_seconds: int = HEARTBEAT_SECONDS,
-) -> Processes:
+def join(coordinator: str | None, number: int | None, index: int | None, heartbeat_seconds: int) -> Processes:
     """Meets the other processes of the job; call it before anything is computed.
 
     Args:
-        coordinator: host and port of process 0. Left out, like the other two, it comes from the launcher where JAX
-            knows it: TPU pod slices, Slurm, Open MPI, Kubernetes.
+        coordinator: host and port of process 0. If it is None, like the other two, it comes from the launcher where
+            JAX knows it: TPU pod slices, Slurm, Open MPI, Kubernetes.
         heartbeat_seconds: a process that gives no sign of life for so long has died, and the others end.
 
     Raises:
@@ -97,12 +90,13 @@ def calibrate_distributed(
     out: Path,
     processes: Processes,
     *,
-    shard_batches: int = SHARD_BATCHES,
+    shard_batches: int,
     progress: Progress | None = None,
 ) -> Calibration | None:
     """Runs this process's shards, or those of them that are not there yet; every process calls it.
 
-    Parts lie in `OUT.parts`, which all processes must see, until process 0 has merged them and written `out`.
+    Parts lie in `OUT.parts`, which all processes must see, until process 0 has merged them and written `out`. One is
+    of the size of all sums, and `shard_batches` batches go into it.
 
     Returns:
         The calibration in process 0, None in the others; in all of them when it is written.

@@ -13,9 +13,9 @@ import numpy as np
 from layerwave.calibration.replicates import SHARES
 from layerwave.calibration.settings import POOLS, CalibrationSettings
 from layerwave.errors import LayerwaveError
-from layerwave.files import whole_file, write_tensors
-from layerwave.reading import parse_json, shown, typed
-from layerwave.tensorfile import open_tensors
+from layerwave.files.reading import parse_json, shown, typed
+from layerwave.files.tensors import open_tensors
+from layerwave.files.writing import whole_file, write_tensors
 
 FORMAT = "layerwave.calibration"
 FORMAT_VERSION = 3

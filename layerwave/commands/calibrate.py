@@ -12,8 +12,8 @@ from layerwave.commands.jobs import run_jobs
 from layerwave.commands.loading import load_planned
 from layerwave.commands.printing import Json, check_out, print_json, progress_bar
 from layerwave.errors import LayerwaveError
+from layerwave.files.lock import only_run
 from layerwave.interruption import listen
-from layerwave.lock import only_run
 from layerwave.targets import DTypeName
 
 _OF_A_TARGET = ("dtype", "batch_tokens", "mesh", "processes")
@@ -34,7 +34,8 @@ class DistributedSettings:
     process: int | None = None
     """Which of them this is, from 0 on."""
     shard_batches: int = 16
-    """Batches in a shard of work, which is what is lost of each process when a job stops."""
+    """Batches in a shard of work, which is what is lost of each process when a job stops. Of each shard a part of the
+    size of all sums is written."""
     heartbeat_seconds: int = 60
     """A process that has given no sign of life for so long ends the job."""
 

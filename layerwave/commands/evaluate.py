@@ -9,7 +9,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from layerwave.commands.printing import Json, check_out, print_json, print_table, progress_bar, table_of
+from layerwave.commands.printing import Json, check_out, estimated, print_json, print_table, progress_bar, table_of
 from layerwave.errors import LayerwaveError
 from layerwave.targets import DTypeName
 
@@ -143,11 +143,11 @@ def print_evaluation(evaluation, summaries) -> None:
         overall = summary.overall
         table.add_row(
             *_run(summary),
-            _interval(overall.tau),
-            _interval(overall.mean),
+            estimated(overall.tau),
+            estimated(overall.mean),
             f"{overall.rounds:,}",
             f"{overall.kept:,} of {overall.drafted:,}",
-            _interval(summary.speedup),
+            estimated(summary.speedup),
             f"{summary.tokens_per_second:,.0f} (plain {summary.plain_tokens_per_second:,.0f})",
         )
     print_table(table)
@@ -174,9 +174,3 @@ def print_evaluation(evaluation, summaries) -> None:
 
 def _run(summary) -> tuple[str, str, str]:
     return summary.draft, str(summary.nodes), f"{summary.temperature:g}"
-
-
-def _interval(estimate) -> str:
-    if estimate.low is None:
-        return f"{estimate.value:.2f}"
-    return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"

@@ -14,9 +14,9 @@ from layerwave.calibration.settings import CalibrationSettings
 from layerwave.commands.loading import load_planned
 from layerwave.commands.printing import check_out, print_json, print_table, progress_bar, table_of
 from layerwave.errors import LayerwaveError
+from layerwave.files.lock import only_run
+from layerwave.files.reading import shown
 from layerwave.interruption import received
-from layerwave.lock import only_run
-from layerwave.reading import shown
 from layerwave.targets import DTypeName
 
 _SETTINGS = {field.name: field.default for field in fields(CalibrationSettings)}

@@ -65,3 +65,14 @@ def print_json(value: object) -> None:
 
 def join(numbers: Iterable[int]) -> str:
     return ",".join(map(str, numbers))
+
+
+def interval(bounds: tuple[float, float], digits: int = 2) -> str:
+    low, high = bounds
+    return f"[{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def estimated(estimate) -> str:
+    """A value, and its interval where it has one."""
+    bounds = "" if estimate.low is None else f" {interval((estimate.low, estimate.high))}"
+    return f"{estimate.value:.2f}{bounds}"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from layerwave.commands.calibrate import print_summary
 from layerwave.commands.printing import Json, join, print_json, print_table, progress_bar, table_of
-from layerwave.files import make_folder
-from layerwave.lock import only_run
+from layerwave.files.lock import only_run
+from layerwave.files.writing import make_folder
 
 FIT_POSITIONS = 1024
 """Half of the default, and a quarter of its time: the quickstart should stay under a minute on two cores."""
@@ -38,7 +38,7 @@ class Quickstart:
             calibration = calibrate(load_target("mini"), str(conversations), settings, progress=progress)
         with progress_bar("predicting acceptance") as progress:
             study = acceptance_study(calibration, progress=progress.sets)
-            comparison = compare(calibration, scores=study.scores)
+            comparison = compare(calibration, study=study)
         chosen = comparison.chosen("elsi", 3)
         calibration.save(self.out / "calibration.safetensors")
         chosen.save(self.out / "selection.json")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from layerwave.commands.printing import join, print_table, table_of
+from layerwave.commands.printing import estimated, interval, join, print_table, table_of
 
 
 def print_validation(validation, cards=None) -> None:
@@ -74,7 +74,7 @@ def _print_sets(validation, lengths) -> None:
             f"{candidate.entropy:.4f}",
             f"{candidate.informativeness:.4f}",
             f"{candidate.diversity:.4f}",
-            *(_estimate(estimate) for estimate in (own.average, own.overall, own.speedup)),
+            *(estimated(estimate) for estimate in (own.average, own.overall, own.speedup)),
         )
     print_table(table)
 
@@ -144,23 +144,14 @@ def ranked(group):
 def _correlation(found) -> tuple[str, str]:
     if found.value is None:
         return "–", "–"
-    here = f" {_interval(found.over_measurements)}" if found.over_measurements else ""
-    return f"{found.value:.2f}{here}", _interval(found.over_sets) if found.over_sets else "–"
+    here = f" {interval(found.over_measurements)}" if found.over_measurements else ""
+    return f"{found.value:.2f}{here}", interval(found.over_sets) if found.over_sets else "–"
 
 
 def _regret(found) -> str:
     if found.value is None:
         return f"{found.measured:.3f} as measured"
-    return f"{found.value:.3f}" + (f" {_interval(found.interval, 3)}" if found.interval else "")
-
-
-def _estimate(estimate) -> str:
-    bounds = "" if estimate.low is None else f" {_interval((estimate.low, estimate.high))}"
-    return f"{estimate.value:.2f}{bounds}"
-
-
-def _interval(pair, digits: int = 2) -> str:
-    return f"[{pair[0]:.{digits}f}, {pair[1]:.{digits}f}]"
+    return f"{found.value:.3f}" + (f" {interval(found.interval, 3)}" if found.interval else "")
 
 
 def _count(number: int, what: str) -> str:

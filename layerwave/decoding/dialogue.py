@@ -13,7 +13,7 @@ from jaxtyping import Array, Key
 from layerwave.calibration.conversations import Conversation, Turn
 from layerwave.calibration.tokens import TemplateRefusalError, encode
 from layerwave.errors import LayerwaveError
-from layerwave.reading import inside, read_object, typed
+from layerwave.files.reading import inside, read_object, typed
 from layerwave.targets import Target
 from layerwave.targets.target import MINI, MINI_FOLDER
 

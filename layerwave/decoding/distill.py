@@ -24,9 +24,9 @@ from layerwave.decoding.journal import Journal, require_same_run
 from layerwave.decoding.sampling import GenerationSettings
 from layerwave.drafts.contamination import Hit, decontaminate
 from layerwave.errors import LayerwaveError
-from layerwave.files import whole_file, write_json
-from layerwave.lock import only_run
-from layerwave.reading import read_object, typed
+from layerwave.files.lock import only_run
+from layerwave.files.reading import read_object, typed
+from layerwave.files.writing import whole_file, write_json
 from layerwave.targets import Target
 from layerwave.warned import warnings_kept
 

@@ -29,7 +29,7 @@ from layerwave.decoding.timing import timed
 from layerwave.decoding.tree import TreeSettings
 from layerwave.drafts import Draft, draft_tensors, require_target
 from layerwave.errors import LayerwaveError
-from layerwave.lock import only_run
+from layerwave.files.lock import only_run
 from layerwave.targets import Target
 
 Progress = Callable[[int, int, int], None]

@@ -10,8 +10,8 @@ from typing import Any
 from layerwave.decoding.sampling import GenerationSettings
 from layerwave.decoding.tree import TreeSettings
 from layerwave.errors import LayerwaveError
-from layerwave.files import whole_file
-from layerwave.reading import read_json, shown, typed
+from layerwave.files.reading import read_json, shown, typed
+from layerwave.files.writing import whole_file
 
 SCHEMA, VERSION = "layerwave.evaluation", 1
 

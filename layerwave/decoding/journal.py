@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from layerwave.errors import LayerwaveError
-from layerwave.files import Lines
-from layerwave.reading import parse_json, shown, typed
+from layerwave.files.reading import parse_json, shown, typed
+from layerwave.files.writing import Lines
 
 _ANEW = "remove it to start anew"
 

@@ -13,7 +13,7 @@ from typing import Any
 from layerwave.calibration.conversations import Turn, rows_of_file
 from layerwave.decoding.dialogue import Prompt
 from layerwave.errors import LayerwaveError
-from layerwave.reading import shown
+from layerwave.files.reading import shown
 
 BUNDLED = Path(str(resources.files("layerwave"))) / "assets" / "questions.jsonl"
 """Questions that come with layerwave: two of each category, short enough for the bundled target."""

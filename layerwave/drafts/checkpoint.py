@@ -22,8 +22,8 @@ from layerwave.drafts.config import DraftConfig
 from layerwave.drafts.eagle3 import Draft, Eagle3
 from layerwave.drafts.vocabulary import DraftVocabulary
 from layerwave.errors import LayerwaveError
-from layerwave.files import whole_directory
-from layerwave.reading import inside, read_object, shown, typed
+from layerwave.files.reading import inside, read_object, shown, typed
+from layerwave.files.writing import whole_directory
 from layerwave.targets.checkpoint import (
     Parameter,
     TensorFiles,

@@ -1,11 +1,11 @@
 """What a draft depends on besides its parameters."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from layerwave.errors import LayerwaveError
-from layerwave.reading import typed
+from layerwave.files.reading import typed
 from layerwave.selection.sets import check_count, check_layers
 from layerwave.targets import DecoderConfig
 from layerwave.targets.rope import Rope
@@ -14,6 +14,11 @@ _COUNTS = (
     "target_hidden_size hidden_size intermediate_size num_heads num_kv_heads head_dim vocab_size draft_vocab_size "
     "max_positions"
 ).split()
+
+
+def draft_name(layers: Sequence[int]) -> str:
+    """What a draft is called in folders and tables, as `5-23-34`."""
+    return "-".join(map(str, layers))
 
 
 _ROPES = ("default", "linear", "llama3")

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from layerwave.errors import LayerwaveError
-from layerwave.files import Lines, whole_file
-from layerwave.reading import parse_json, shown
+from layerwave.files.reading import parse_json, shown
+from layerwave.files.writing import Lines, whole_file
 
 FILE = "metrics.jsonl"
 _REMEDY = "remove the line, or train again"

@@ -16,9 +16,10 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from layerwave.drafts.config import draft_name
 from layerwave.errors import LayerwaveError
-from layerwave.files import cannot_write, make_folder, sync
-from layerwave.identity import require_same
+from layerwave.files.identity import require_same
+from layerwave.files.writing import cannot_write, make_folder, sync
 
 SCHEMA, VERSION = "layerwave.run", 1
 KEPT = 2
@@ -86,7 +87,7 @@ class Run:
         return jax.tree.unflatten(jax.tree.structure(like), [found[path] for path in _by_path(like)])
 
     def draft_folder(self, layers: Sequence[int]) -> Path:
-        return self.folder / "drafts" / "-".join(map(str, layers))
+        return self.folder / "drafts" / draft_name(layers)
 
     def close(self) -> None:
         self.manager.close()

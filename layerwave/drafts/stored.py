@@ -22,10 +22,10 @@ from safetensors.numpy import save_file
 from layerwave.drafts.loader import PADDING, Rows
 from layerwave.drafts.stacks import Observed, observe
 from layerwave.errors import LayerwaveError
-from layerwave.files import make_folder, whole_file, write_json
-from layerwave.reading import read_object
+from layerwave.files.reading import read_object
+from layerwave.files.tensors import open_tensors
+from layerwave.files.writing import make_folder, whole_file, write_json
 from layerwave.targets import Target
-from layerwave.tensorfile import open_tensors
 
 SCHEMA, VERSION = "layerwave.states", 1
 _DTYPES = {"float32": "F32", "bfloat16": "BF16"}

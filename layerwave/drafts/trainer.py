@@ -41,8 +41,8 @@ from layerwave.drafts.stored import StoredStates, require_disk, store_states
 from layerwave.drafts.unroll import UnrollSums
 from layerwave.drafts.vocabulary import DraftVocabulary
 from layerwave.errors import LayerwaveError
-from layerwave.files import make_folder
-from layerwave.lock import only_run
+from layerwave.files.lock import only_run
+from layerwave.files.writing import make_folder
 from layerwave.targets import Target
 from layerwave.targets.mesh import DATA, on_mesh, shares
 

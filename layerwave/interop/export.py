@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from layerwave.drafts import Draft, DraftConfig, draft_tensors, require_target
 from layerwave.errors import LayerwaveError
-from layerwave.files import whole_directory
+from layerwave.files.writing import whole_directory
 from layerwave.interop.layer_ids import CONSUMERS, Convention, layer_ids
 from layerwave.targets import DTypeName, Target
 from layerwave.targets.families import FAMILIES

@@ -17,12 +17,12 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from layerwave.errors import LayerwaveError
-from layerwave.files import whole_file, write_tensors
+from layerwave.files.reading import parse_json, shown, typed
+from layerwave.files.tensors import open_tensors
+from layerwave.files.writing import whole_file, write_tensors
 from layerwave.interop.layer_ids import layers_from_ids
-from layerwave.reading import parse_json, shown, typed
 from layerwave.selection.sets import check_layers
 from layerwave.targets import Decoder
-from layerwave.tensorfile import open_tensors
 
 FinalState = Literal["pre_norm", "post_norm"]
 _HEADER_KEY = "layerwave.layers"

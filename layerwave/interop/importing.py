@@ -18,9 +18,9 @@ from jax.typing import DTypeLike
 from layerwave.drafts import Draft, DraftConfig, DraftVocabulary, draft_from_tensors, load_draft, require_target
 from layerwave.drafts.checkpoint import SCHEMA
 from layerwave.errors import LayerwaveError
+from layerwave.files.reading import inside, read_object, shown, typed
 from layerwave.interop.export import FLAGS, OWN_KEY
 from layerwave.interop.layer_ids import Convention, layers_from_ids
-from layerwave.reading import inside, read_object, shown, typed
 from layerwave.selection.sets import check_layers
 from layerwave.targets import DecoderConfig, Target
 from layerwave.targets.checkpoint import TensorFiles

@@ -13,9 +13,9 @@ import numpy as np
 
 from layerwave.calibration.given import FinalState, GivenStates, Numbering
 from layerwave.errors import LayerwaveError
+from layerwave.files.reading import inside
+from layerwave.files.tensors import open_tensors
 from layerwave.interop.hidden_states import read_speculators
-from layerwave.reading import inside
-from layerwave.tensorfile import open_tensors
 
 _BESIDE = {"entropies": ("numbers", "fiu"), "mask": ("0 and 1", "biuf"), "token_ids": ("whole numbers", "iu")}
 """Arrays beside the states: what they hold, and the kinds of dtypes that do."""

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from layerwave.calibration import Calibration
 from layerwave.errors import LayerwaveError
-from layerwave.files import whole_file
+from layerwave.files.writing import whole_file
 from layerwave.report.acceptance import Progress, acceptance_section
 from layerwave.report.pictures import pictures
 from layerwave.report.tables import (

@@ -18,6 +18,7 @@ from layerwave.selection.acceptance_scores import (
     named,
 )
 from layerwave.selection.beam import elsi
+from layerwave.selection.result import Selection
 from layerwave.selection.sets import check_count, check_size
 
 FEW = 20
@@ -47,8 +48,8 @@ class AcceptanceStudy:
 
     scores: AcceptanceScores
     """Every set that was scored, for more comparisons."""
-    beam: int
-    """Sets that the search kept at each size."""
+    selection: Selection
+    """The beam search, up to the largest size; its choice of that size."""
     seeds: Layers
     """The best single layers, best first: as many as the beam is wide."""
     pairs: Float[np.ndarray, "seeds N"]
@@ -183,17 +184,17 @@ def acceptance_study(
     size, beam = check_size(size, num_layers), check_count("beam", beam)
     about = sets_to_score(num_layers, size, beam)
     scores = AcceptanceScores(calibration, weighting, progress and (lambda done: progress(min(done, about), about)))
-    beams = elsi(calibration, size, beam, criterion=scores, weighting=weighting).beams
-    bests = [scores[kept[0][0]] for kept in beams]
+    selection = elsi(calibration, size, beam, criterion=scores, weighting=weighting)
+    bests = [scores[kept[0][0]] for kept in selection.beams]
     ladder = tuple(_rung(scores, bests, size) for size in range(1, size + 1))
     best = max(bests, key=lambda scored: scored.value)
     behind = [scores.difference(best, other) for other in bests]
     smallest = next(s for s, apart in zip(bests, behind, strict=True) if apart.value <= apart.standard_error)
     entropy = scores[elsi(calibration, len(best.layers), weighting=weighting).layers]
-    seeds = tuple(layers[0] for layers, _ in beams[0])
+    seeds = tuple(layers[0] for layers, _ in selection.beams[0])
     return AcceptanceStudy(
         scores=scores,
-        beam=beam,
+        selection=selection,
         seeds=seeds,
         pairs=_pairs(scores, seeds),
         ladder=ladder,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from layerwave.calibration import Calibration
 from layerwave.errors import LayerwaveError
 from layerwave.selection.acceptance_scores import AcceptanceScores, Difference, ScoredSet
+from layerwave.selection.acceptance_study import AcceptanceStudy
 from layerwave.selection.baselines import rules
 from layerwave.selection.beam import elsi
 from layerwave.selection.exhaustive import SetRank, rank_among_all
@@ -21,7 +22,7 @@ class ComparedSelection:
     place: SetRank
     """By entropy, whatever the criterion of the selection."""
     acceptance: ScoredSet | None
-    """Predicted acceptance; None when no scores were given."""
+    """Predicted acceptance; None when no study was given."""
     behind: Difference | None
     """Its predicted acceptance minus that of the best scored set of its size."""
 
@@ -44,12 +45,13 @@ class Comparison:
 
 
 def compare(
-    calibration: Calibration, sizes: Sequence[int] = (1, 2, 3), scores: AcceptanceScores | None = None
+    calibration: Calibration, sizes: Sequence[int] = (1, 2, 3), study: AcceptanceStudy | None = None
 ) -> Comparison:
     """Runs every method for every size with its defaults, and ranks the choices by entropy among all sets of a size.
 
     Args:
-        scores: predicted acceptance of the calibration: adds it to every row, and the beam that maximises it.
+        study: of the calibration: adds predicted acceptance to every row, and the beam that maximises it; of the
+            study's own size that is the study's.
 
     Raises:
         LayerwaveError: for a size that the target does not have, and as `predicted_acceptance` does.
@@ -60,15 +62,16 @@ def compare(
             select(calibration, SelectionSettings(method, size))
             for method in ("exhaustive", "elsi", "elsi_c", "low_entropy")
         ]
-        if scores is not None:
-            selections.insert(0, elsi(calibration, size, criterion=scores))
+        if study is not None:
+            searched = len(study.selection.layers) == size
+            selections.insert(0, study.selection if searched else elsi(calibration, size, criterion=study.scores))
         for rule in rules(size):
             try:
                 selections.append(select(calibration, SelectionSettings(rule, size)))
             except LayerwaveError as error:  # the rule does not fit a target this shallow: reported, not replaced
                 unfit.append(str(error))
         places = rank_among_all(calibration, [selection.layers for selection in selections])
-        accepted = _accepted(scores, selections) if scores is not None else [(None, None)] * len(selections)
+        accepted = _accepted(study.scores, selections) if study is not None else [(None, None)] * len(selections)
         rows += [
             ComparedSelection(selection, place, *pair)
             for selection, place, pair in zip(selections, places, accepted, strict=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from layerwave.errors import LayerwaveError
-from layerwave.files import whole_file
-from layerwave.reading import parse_json, read_json, shown, typed
+from layerwave.files.reading import parse_json, read_json, shown, typed
+from layerwave.files.writing import whole_file
 from layerwave.selection.sets import check_layers
 from layerwave.warned import warn
 

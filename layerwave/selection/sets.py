@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Integer
 
 from layerwave.errors import LayerwaveError
-from layerwave.reading import shown
+from layerwave.files.reading import shown
 
 # Scores nearer than this are tied. Float64 rounding of a score is about 1e-14, so sets that are equal in
 # exact arithmetic (copies of a layer, say) are ordered by their layers and not by noise or by device.

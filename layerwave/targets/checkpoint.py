@@ -20,13 +20,13 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from layerwave.errors import LayerwaveError
-from layerwave.files import whole_file
-from layerwave.reading import inside, read_object, shown
+from layerwave.files.reading import inside, read_object, shown
+from layerwave.files.tensors import open_tensors
+from layerwave.files.writing import whole_file
 from layerwave.targets.config import DecoderConfig
 from layerwave.targets.decoder import PARTITION, Decoder
 from layerwave.targets.families import FAMILIES
 from layerwave.targets.mesh import MODEL, on_mesh
-from layerwave.tensorfile import open_tensors
 
 _LEAF_NAMES = {"kernel": "weight", "embedding": "weight", "scale": "weight", "bias": "bias"}
 # Tables that some checkpoints carry and that are computed here.

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from layerwave.errors import LayerwaveError
-from layerwave.reading import shown
+from layerwave.files.reading import shown
 from layerwave.targets.families import FAMILIES, Family, Norms
 from layerwave.targets.rope import Rope
 

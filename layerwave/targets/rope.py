@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
 from layerwave.errors import LayerwaveError
-from layerwave.reading import shown
+from layerwave.files.reading import shown
 
 _ORIGINAL = "original_max_position_embeddings"
 # What each kind of scaling needs, and what it takes besides.

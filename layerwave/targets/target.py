@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from layerwave.errors import LayerwaveError
-from layerwave.reading import inside, read_object, shown
+from layerwave.files.reading import inside, read_object, shown
 from layerwave.targets.checkpoint import TensorFiles, load_decoder, require_proportion
 from layerwave.targets.config import DecoderConfig
 from layerwave.targets.decoder import Decoder

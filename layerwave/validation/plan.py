@@ -19,7 +19,7 @@ from layerwave.decoding import read_questions
 from layerwave.decoding.questions import first_of_each
 from layerwave.drafts import DraftConfig, Eagle3
 from layerwave.drafts.examples import examples
-from layerwave.reading import read_json, typed
+from layerwave.files.reading import read_json, typed
 from layerwave.selection import rules
 from layerwave.targets import DecoderConfig
 from layerwave.validation.candidates import METHODS, RULES, sets_to_predict

@@ -2,14 +2,15 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from layerwave.decoding import Evaluation
+from layerwave.drafts.config import draft_name
 from layerwave.errors import LayerwaveError
-from layerwave.files import write_json
-from layerwave.reading import read_json, shown, typed
+from layerwave.files.reading import read_json, shown, typed
+from layerwave.files.writing import write_json
 
 SCHEMA, VERSION = "layerwave.validation", 1
 
@@ -44,7 +45,7 @@ class Candidate:
     @property
     def draft(self) -> str:
         """What its draft is called in folders and evaluations, as `5-23-34`."""
-        return "-".join(map(str, self.layers))
+        return draft_name(self.layers)
 
     @property
     def entropy(self) -> float:
@@ -100,13 +101,13 @@ class Validation:
     """One a seed."""
     held_out: tuple[tuple[float, ...], ...]
     """For each seed, first-step acceptance of each candidate's draft on held-out examples; empty without such."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
     """What was left out, in words: rules that the target is too shallow for, conversations that share text."""
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[Stage, ...]
     """Of a cascade, in order; empty without one."""
-    cost: Mapping[str, int] = field(default_factory=dict)
+    cost: Mapping[str, int]
     """Draft-steps trained, and what full runs of all sets would have taken."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float]
     """Wall clock by stage."""
 
     def __post_init__(self) -> None:
@@ -155,27 +156,8 @@ class Validation:
                 f"{path} has schema version {shown(version)}, this layerwave reads {VERSION}: validate again"
             )
         try:
-            read = typed(_Record, content, "validation")
-            evaluations = tuple(Evaluation.from_record(found, str(path)) for found in read.evaluations)
-            return cls(**{**vars(read), "evaluations": evaluations})
+            if isinstance(found := content.get("evaluations"), list):
+                content["evaluations"] = [Evaluation.from_record(one, str(path)) for one in found]
+            return typed(cls, content, "validation")
         except (LayerwaveError, ValueError) as error:
             raise LayerwaveError(f"{path} is damaged ({error}): validate again") from None
-
-
-@dataclass(frozen=True)
-class _Record:
-    """The file without its schema and version."""
-
-    target: str
-    target_fingerprint: str
-    calibration: str
-    data: str
-    settings: dict[str, Any]
-    candidates: tuple[Candidate, ...]
-    seeds: tuple[int, ...]
-    evaluations: tuple[dict[str, Any], ...]
-    held_out: tuple[tuple[float, ...], ...]
-    notes: tuple[str, ...]
-    stages: tuple[Stage, ...]
-    cost: dict[str, int]
-    seconds: dict[str, float]

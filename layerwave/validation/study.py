@@ -38,10 +38,10 @@ from layerwave.drafts.examples import Examples, examples
 from layerwave.drafts.metrics import read_metrics
 from layerwave.drafts.settings import TrainSettings
 from layerwave.errors import LayerwaveError
-from layerwave.files import write_json
-from layerwave.identity import require_same
-from layerwave.lock import only_run
-from layerwave.reading import read_json, typed
+from layerwave.files.identity import require_same
+from layerwave.files.lock import only_run
+from layerwave.files.reading import read_json, typed
+from layerwave.files.writing import write_json
 from layerwave.selection import PredictedAcceptance, check_layers, predicted_acceptance
 from layerwave.selection.sets import all_sets
 from layerwave.targets import Target

@@ -1,6 +1,7 @@
 """Answers against a literal loop without cache or batch; interrupted runs against uninterrupted ones, byte for byte."""
 
 import json
+from dataclasses import replace
 
 import jax.numpy as jnp
 import pytest
@@ -13,8 +14,8 @@ from layerwave.commands.distill import Distill
 from layerwave.decoding.distill import DistillSettings, distill, end_tokens
 from layerwave.drafts.examples import examples
 from layerwave.errors import LayerwaveError
-from layerwave.targets import Decoder, DecoderConfig, Target
-from layerwave.targets.rope import Rope
+from layerwave.targets import Decoder, Target
+from tests.configs import QWEN3
 
 SPECIALS = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]
 VOCABULARY = [*SPECIALS, *"abcd ?"]
@@ -23,24 +24,7 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-CONFIG = DecoderConfig(
-    model_type="qwen3",
-    num_layers=2,
-    hidden_size=16,
-    intermediate_size=24,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    vocab_size=len(VOCABULARY),
-    max_positions=96,
-    norm_eps=1e-6,
-    rope=Rope(1e4),
-    tie_embeddings=False,
-    qkv_bias=False,
-    o_bias=False,
-    mlp_bias=False,
-    qk_norm=True,
-)
+CONFIG = replace(QWEN3, num_layers=2, vocab_size=len(VOCABULARY))
 ROWS = [
     {"prompt": "ab?"},
     {"turns": ["cc a?", "bb?", "ab ba?"]},

@@ -1,6 +1,6 @@
 """Speculative decoding makes the tokens of plain decoding, and its draft sees what it shall see."""
 
-import dataclasses
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -16,30 +16,13 @@ from layerwave.decoding.engine import _begin
 from layerwave.decoding.rounds import one_round, rounds
 from layerwave.drafts import DraftVocabulary, initial_draft
 from layerwave.errors import LayerwaveError
-from layerwave.targets import Decoder, DecoderConfig, Target
+from layerwave.targets import Decoder, Target
 from layerwave.targets.decoder import masked_attention
-from layerwave.targets.rope import Rope
+from tests.configs import QWEN3
 from tests.decoding.literal_tree import literal_tree
 
 V = 12
-CONFIG = DecoderConfig(
-    model_type="qwen3",
-    num_layers=3,
-    hidden_size=16,
-    intermediate_size=24,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    vocab_size=V,
-    max_positions=96,
-    norm_eps=1e-6,
-    rope=Rope(1e4),
-    tie_embeddings=False,
-    qkv_bias=False,
-    o_bias=False,
-    mlp_bias=False,
-    qk_norm=True,
-)
+CONFIG = replace(QWEN3, vocab_size=V)
 TREE = TreeSettings(16, 4, 4)
 NEW = 30
 GREEDY = GenerationSettings(NEW)
@@ -173,7 +156,7 @@ def test_the_context_ends(target, drafts):
 
 def test_a_draft_of_fewer_positions_than_the_target(target, plain, drafts):
     """There is no table of positions that could end: the draft turns on, perhaps worse, and the answers stay."""
-    short = dataclasses.replace(drafts["often"], config=dataclasses.replace(drafts["often"].config, max_positions=8))
+    short = replace(drafts["often"], config=replace(drafts["often"].config, max_positions=8))
     found = decode(target.decoder, PROMPTS, GREEDY, KEY, short, TREE)
     assert tokens_of(found) == plain[GREEDY]
     assert max(len(prompt) + len(made.tokens) for prompt, made in zip(PROMPTS, found, strict=True)) > 16
@@ -288,7 +271,7 @@ def draft_pass(module, embedded, features, length):
 def test_distribution_of_whole_answers():
     """Chi-square over all continuations by three tokens of a vocabulary of five, against the target's own numbers."""
     size, draws, prompt = 5, 2000, [3, 1, 4]
-    target = target_of(dataclasses.replace(CONFIG, vocab_size=size, num_layers=2), 8)
+    target = target_of(replace(CONFIG, vocab_size=size, num_layers=2), 8)
     draft = draft_of(target, [0, 1, 2, 4], layers=(0, 1))
     settings = GenerationSettings(3, temperature=0.8)
     found = decode(target.decoder, [prompt] * draws, settings, jax.random.key(4), draft, TreeSettings(6, 2, 2))
@@ -316,6 +299,6 @@ def test_faults(target, drafts):
     fails("end_token is 12", settings=GenerationSettings(end_token=12))
     fails("96 tokens, and the target's 96 positions leave none", [[1] * 96])
     fails("top_k of the tree is 9, but the draft has only 8 tokens", draft=drafts["often"], tree=TreeSettings(60, 8, 9))
-    other = dataclasses.replace(drafts["often"].config, num_target_layers=4)
-    draft = dataclasses.replace(drafts["often"], config=other)
+    other = replace(drafts["often"].config, num_target_layers=4)
+    draft = replace(drafts["often"], config=other)
     fails(r"the draft wants a target of .*\(4, 16, 16, 12\), got one of \(3,", draft=draft)

@@ -1,5 +1,7 @@
 """Generation with a cache continues as the whole sequence without one does."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,27 +10,10 @@ from flax import nnx
 
 from layerwave.decoding import GenerationSettings, generate
 from layerwave.errors import LayerwaveError
-from layerwave.targets import Decoder, DecoderConfig
-from layerwave.targets.rope import Rope
+from layerwave.targets import Decoder
+from tests.configs import QWEN3
 
-CONFIG = DecoderConfig(
-    model_type="qwen3",
-    num_layers=2,
-    hidden_size=16,
-    intermediate_size=24,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    vocab_size=11,
-    max_positions=128,
-    norm_eps=1e-6,
-    rope=Rope(1e4),
-    tie_embeddings=False,
-    qkv_bias=False,
-    o_bias=False,
-    mlp_bias=False,
-    qk_norm=True,
-)
+CONFIG = replace(QWEN3, num_layers=2, vocab_size=11, max_positions=128)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 1]]
 KEY = jax.random.key(0)
 

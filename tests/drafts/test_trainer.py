@@ -24,8 +24,8 @@ from layerwave.drafts.stacks import Optimiser, evaluation_step, initial_stacks
 from layerwave.drafts.trainer import train
 from layerwave.drafts.vocabulary import DraftVocabulary
 from layerwave.errors import LayerwaveError
-from layerwave.targets import Decoder, DecoderConfig, Target
-from layerwave.targets.rope import Rope
+from layerwave.targets import Decoder, Target
+from tests.configs import LLAMA
 
 V, BROKEN = 48, 47
 SETS = [(3,), (2, 5), (0, 2, 4), (1, 3, 5), (0, 1, 2, 3, 4)]
@@ -47,24 +47,7 @@ OPTIMISER = Optimiser(3e-3, 1, STEPS, 0.5, 0.0)
 
 
 def make_target() -> Target:
-    config = DecoderConfig(
-        model_type="llama",
-        num_layers=6,
-        hidden_size=16,
-        intermediate_size=24,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=8,
-        vocab_size=V,
-        max_positions=128,
-        norm_eps=1e-6,
-        rope=Rope(10000.0),
-        tie_embeddings=False,
-        qkv_bias=False,
-        o_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-    )
+    config = replace(LLAMA, num_layers=6, vocab_size=V, max_positions=128)
     decoder = Decoder(config, rngs=nnx.Rngs(0))
     decoder.lm_head.embedding[...] *= 3  # next-token distributions that say something
     return Target("tiny", config, decoder, None, "0123456789abcdef")

@@ -28,10 +28,10 @@ from layerwave.decoding.questions import read_questions
 from layerwave.drafts.config import DraftConfig
 from layerwave.drafts.metrics import read_metrics
 from layerwave.errors import LayerwaveError
-from layerwave.identity import require_same
+from layerwave.files.identity import require_same
+from layerwave.files.reading import read_object
 from layerwave.interop import StateFiles
 from layerwave.interop.importing import _describe
-from layerwave.reading import read_object
 from layerwave.selection import Selection
 from layerwave.targets.checkpoint import TensorFiles, require_proportion
 from layerwave.targets.config import DecoderConfig

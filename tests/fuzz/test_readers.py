@@ -19,8 +19,8 @@ from safetensors.numpy import load_file, save, save_file
 from layerwave.calibration import Calibration
 from layerwave.commands.jobs import read_jobs
 from layerwave.errors import LayerwaveError
+from layerwave.files.reading import parse_json, shown, typed
 from layerwave.interop import StateFiles
-from layerwave.reading import parse_json, shown, typed
 from layerwave.selection import Selection
 from layerwave.targets.checkpoint import TensorFiles, load_decoder
 from layerwave.targets.config import DecoderConfig

@@ -1,5 +1,7 @@
 """A random target of the smallest size that has every part a draft needs."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,12 +9,13 @@ import pytest
 from flax import nnx
 
 from layerwave.drafts import Draft, DraftVocabulary, initial_draft
-from layerwave.targets import Decoder, DecoderConfig, Target
+from layerwave.targets import Decoder, Target
 from layerwave.targets.rope import Rope
+from tests.configs import LLAMA
 
 NUM_LAYERS = 8
-CONFIG = DecoderConfig(
-    model_type="llama",
+CONFIG = replace(
+    LLAMA,
     num_layers=NUM_LAYERS,
     hidden_size=32,
     intermediate_size=48,
@@ -23,11 +26,6 @@ CONFIG = DecoderConfig(
     max_positions=256,
     norm_eps=1e-5,
     rope=Rope(5e4),
-    tie_embeddings=False,
-    qkv_bias=False,
-    o_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
 )
 
 

@@ -258,7 +258,7 @@ def test_no_token_sample_is_refused(calibration):
 
 
 def test_the_comparison_shows_acceptance_beside_the_entropy(study, calibration):
-    found = compare(calibration, (1, 2), study.scores)
+    found = compare(calibration, (1, 2), study)
     assert found.chosen("acceptance", 2).layers == PLANTED
     for row in found.rows:
         assert row.acceptance == study.scores[row.selection.layers]

@@ -19,26 +19,9 @@ from layerwave.targets.config import Experts
 from layerwave.targets.experts import MixtureOfExperts
 from layerwave.targets.families import FAMILIES
 from layerwave.targets.rope import Rope, rotation
+from tests.configs import LLAMA
 from tests.targets.variants import GOLDEN
 
-LLAMA = DecoderConfig(
-    model_type="llama",
-    num_layers=3,
-    hidden_size=16,
-    intermediate_size=24,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    vocab_size=23,
-    max_positions=96,
-    norm_eps=1e-6,
-    rope=Rope(1e4),
-    tie_embeddings=False,
-    qkv_bias=False,
-    o_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-)
 WINDOW = 5
 # Everything at once: local and global layers with their own rotations, norms on both sides, experts.
 MIXED = replace(

@@ -343,7 +343,13 @@ def test_a_file_that_is_no_validation_is_refused(study, tmp_path):
     refused("is damaged .*do not fit together", candidates=record["candidates"][1:])
     refused("is damaged .*do not fit together", seeds=[0])
     refused("is damaged", candidates=[{"layers": [1]}])
+    refused(r"is damaged .*lacks \[\] and has the unknown \['more'\]", more=1)
+    refused("is damaged .*evaluations is 3, expected a list", evaluations=3)
     refused("is not an evaluation", evaluations=[{}, {}])
+    for name in ("evaluations", "stages"):
+        path.write_text(json.dumps({key: value for key, value in record.items() if key != name}))
+        with pytest.raises(LayerwaveError, match=rf"is damaged .*lacks \['{name}'\]"):
+            Validation.load(path)
     path.write_text("{")
     with pytest.raises(LayerwaveError, match="cannot be read"):
         Validation.load(path)

@@ -6,23 +6,7 @@ from matplotlib.figure import Figure
 from layerwave.decoding.evaluation import Evaluation
 from layerwave.decoding.questions import COLUMNS
 from layerwave.decoding.tau import Estimate, Summary, summarize
-from layerwave.report.figures.style import (
-    BLACK,
-    BLUE,
-    COLUMN,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    plain,
-    styled,
-    whole_numbers,
-)
-
-_LOOKS = [(colour, marker) for marker in "os^" for colour in (BLUE, VERMILION, GREEN, ORANGE, SKY, PURPLE, BLACK, GREY)]
-"""Colour and marker of each draft, in their order; from the 25th on they repeat."""
+from layerwave.report.figures.style import COLUMN, GREY, look, plain, styled, whole_numbers
 
 
 @styled
@@ -41,7 +25,7 @@ def acceptance_lengths(evaluation: Evaluation) -> Figure:
         lengths.set_title(f"{nodes} nodes, temperature {temperature:g}")
         lengths.set_ylabel("τ (tokens a round)")
         for place, summary in enumerate(chosen):
-            colour, marker = _LOOKS[place % len(_LOOKS)]
+            colour, marker = look(place)
             acceptance = summary.overall.acceptance
             depths.plot(range(1, len(acceptance) + 1), acceptance, marker=marker, color=colour)
         depths.set_ylim(0, 1)
@@ -56,7 +40,7 @@ def acceptance_lengths(evaluation: Evaluation) -> Figure:
 def _draw_lengths(axes: Axes, summaries: list[Summary]) -> None:
     names = [*COLUMNS, "AVG"]
     for place, summary in enumerate(summaries):
-        colour, marker = _LOOKS[place % len(_LOOKS)]
+        colour, marker = look(place)
         estimates = {name: group.tau for name, group in summary.columns.items()} | {"AVG": summary.average}
         aside = 0.6 * ((place + 0.5) / len(summaries) - 0.5)
         places = [names.index(name) + aside for name in estimates]

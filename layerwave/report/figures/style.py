@@ -10,11 +10,13 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from layerwave.files import whole_file
+from layerwave.files.writing import whole_file
 
 # Okabe and Ito's palette: told apart by readers with any colour vision.
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION = "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00"
 PURPLE, GREY = "#CC79A7", "#8C8C8C"
+
+_COLOURS, _MARKERS = (BLUE, ORANGE, VERMILION, GREEN, PURPLE, SKY, BLACK, GREY), "os^DvPX"
 
 SEQUENTIAL = "cividis"
 """Colour map of every heat map and of the beam tree: lightness rises with the value, for any colour vision."""
@@ -52,6 +54,11 @@ def styled(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
             return figure
 
     return with_style
+
+
+def look(place: int) -> tuple[str, str]:
+    """Colour and marker of the first, second, … of things that are compared; after 56 they repeat."""
+    return _COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)]
 
 
 def layer_axis(axis: Axis, what: str = "layer") -> None:

@@ -10,27 +10,12 @@ from matplotlib.ticker import MaxNLocator
 
 from layerwave.errors import LayerwaveError
 from layerwave.report.figures.labels import label_column, label_points
-from layerwave.report.figures.style import (
-    BLACK,
-    BLUE,
-    COLUMN,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    plain,
-    styled,
-)
+from layerwave.report.figures.style import BLACK, COLUMN, GREEN, GREY, VERMILION, look, plain, styled
 from layerwave.validation.report_card import ALL, REFERENCE, WITHIN, CriterionCard, GroupCard, ReportCard, scores_of
 from layerwave.validation.result import Layers, Stage, Validation
 
 MAIN = (REFERENCE, "acceptance")
 """Criteria whose panels are large and have the names of the sets."""
-
-LOOKS = ((ORANGE, "o"), (BLUE, "s"), (VERMILION, "^"), (GREEN, "D"), (PURPLE, "v"), (SKY, "P"), (BLACK, "X"))
-"""Colour and marker by number of layers, in their order; an eighth looks as the first."""
 
 UNNAMED = ("random", "acceptance_beam", "given")
 """Who chose sets that no label names."""
@@ -91,8 +76,9 @@ def names_of(validation: Validation) -> dict[Layers, str]:
 
 
 def _looks(validation: Validation) -> dict[int, tuple[str, str]]:
+    """Colour and marker by number of layers."""
     sizes = sorted({candidate.size for candidate in validation.candidates})
-    return {size: LOOKS[place % len(LOOKS)] for place, size in enumerate(sizes)}
+    return {size: look(place) for place, size in enumerate(sizes)}
 
 
 def _scatter(axes: Axes, validation: Validation, card: ReportCard, values: np.ndarray, *, bars: bool) -> None:

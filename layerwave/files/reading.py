@@ -90,6 +90,8 @@ def inside(folder: Path, name: object, remedy: str) -> Path:
 def typed(kind: Any, value: Any, where: str) -> Any:
     """A value from JSON as the annotated type: dataclasses from objects, tuples from lists, floats from any number.
 
+    Parts that a reader of their own has made dataclasses of are taken as they are.
+
     Raises:
         LayerwaveError: a value of another type, not a number, or an object with missing or unknown keys; the message
             begins with `where` and the path to it. And what the dataclass itself refuses.
@@ -98,7 +100,7 @@ def typed(kind: Any, value: Any, where: str) -> Any:
     if kind is Any:
         return value
     if is_dataclass(kind):
-        return _dataclass(kind, value, where)
+        return value if isinstance(value, kind) else _dataclass(kind, value, where)
     if origin in (Union, types.UnionType):
         return _union(kind, arguments, value, where)
     if origin is Literal and isinstance(value, str) and value in arguments:

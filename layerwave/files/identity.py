@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from layerwave.errors import LayerwaveError
-from layerwave.files import write_json
-from layerwave.reading import read_object, shown
+from layerwave.files.reading import read_object, shown
+from layerwave.files.writing import write_json
 
 
 def require_same(path: Path, schema: str, version: int, identity: Mapping[str, Any]) -> None:

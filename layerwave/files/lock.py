@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from layerwave.errors import LayerwaveError
-from layerwave.files import cannot_write, sweep
+from layerwave.files.writing import cannot_write, sweep
 
 _NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL)
 """Of file systems without locks, where the owner's process is looked for."""

@@ -1,0 +1,1 @@
+"""Files: written whole, locked, held against what was expected before anything is made of them."""
