@@ -154,6 +154,9 @@ class Running:
                 pass
             time.sleep((fraction - 0.2) / 0.8 * seconds)
         self.processes[victim].send_signal(number)
+        if not self.began.is_set():  # the others would wait for it to join: whoever started them ends them
+            for process in self.processes[:victim] + self.processes[victim + 1 :]:
+                process.kill()
 
     def wait(self) -> list[Ended]:
         codes = [process.wait(600) for process in self.processes]
