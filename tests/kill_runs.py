@@ -23,7 +23,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 
 import layerwave
@@ -32,11 +31,14 @@ ASSETS = Path(layerwave.__file__).parent / "assets"
 CHAIN = 5
 """Kills of one output before it may finish, at most."""
 ENDED = "layerwave: interrupted; nothing half-written was left"
-WHOLE = ("*.safetensors", "*.json", "*.jsonl", "drafts/*")
-"""Names that are there whole or not at all; logs and parts are not among them."""
-GROWING = ("metrics.jsonl", "run.json", "*/metrics.jsonl", "*/run.json")
+WHOLE = (".safetensors", ".json", ".jsonl", ".png", ".html")
+"""Files that are there whole or not at all."""
+UNDERWAY = re.compile(r"\.layerwave-|\.(parts|merged)/|checkpoints/|metrics\.jsonl$")
+"""What they are not under: names of writers, parts and checkpoints that the next run clears away, logs."""
 
+SAMPLES = "--samples 12 --block 8 --max-length 128 --replicates 2 --fit-positions 200 --score-positions 100"
 TRAINING = "--steps 6 --batch-size 2 --max-length 64 --ttt-steps 2 --draft-vocab-size 64 --checkpoint-every 2"
+ANSWERS = "--depth 2 --top-k 2 --max-new-tokens 8 --samples-per-category 1"
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,14 @@ class Case:
 
 
 def _calibrate(inputs: Path, out: Path) -> str:
-    return (
-        f"calibrate mini {inputs / 'conversations.jsonl'} --out {out} --samples 12 --block 8 --max-length 128 "
-        "--batch-tokens 256 --replicates 2 --fit-positions 200 --score-positions 100"
-    )
+    return f"calibrate mini {inputs / 'conversations.jsonl'} --out {out} {SAMPLES} --batch-tokens 256"
+
+
+def _validate(inputs: Path, out: Path) -> str:
+    stages = {"calibration": SAMPLES, "train": TRAINING, "evaluation": f"--nodes 4 --temperatures 0 {ANSWERS}"}
+    flags = " ".join(flags.replace("--", f"--{stage}.") for stage, flags in stages.items())
+    layers = "--layers 5 --layers 8 --layers 2,8 --layers 1,6"
+    return f"validate mini --conversations {inputs / 'conversations.jsonl'} --out {out} {layers} --seeds 2 {flags}"
 
 
 CASES = {
@@ -76,11 +82,11 @@ CASES = {
     ),
     "evaluate": Case(
         lambda inputs, out: (
-            f"evaluate mini {inputs / 'run/drafts/5'} --out {out} --nodes 4 --depth 2 --top-k 2 --temperature 0,1 "
-            "--max-new-tokens 8 --samples-per-category 1"
+            f"evaluate mini {inputs / 'run/drafts/5'} --out {out} --nodes 4 --temperature 0,1 {ANSWERS}"
         ),
         "out.json",
     ),
+    "validate": Case(_validate, "study"),
 }
 
 
@@ -148,6 +154,9 @@ class Running:
                 pass
             time.sleep((fraction - 0.2) / 0.8 * seconds)
         self.processes[victim].send_signal(number)
+        if not self.began.is_set():  # the others would wait for it to join: whoever started them ends them
+            for process in self.processes[:victim] + self.processes[victim + 1 :]:
+                process.kill()
 
     def wait(self) -> list[Ended]:
         codes = [process.wait(600) for process in self.processes]
@@ -166,17 +175,26 @@ def contents(out: Path) -> dict[str, str]:
             continue
         if checkpoint := re.match(r".*checkpoints/\d+/", name):  # their bytes hold times and random names
             found[checkpoint[0]] = ""
+        elif path.name == "seconds.json":
+            found[name] = ""
         elif path.suffix in (".json", ".jsonl"):
-            found[name] = re.sub(r'"(tokens_per_)?seconds?": [-+.e\d]+', '"seconds": 0', path.read_text())
+            found[name] = re.sub(r'"(tokens_per_)?seconds?": ([-+.e\d]+|\{[^}]*\})', '"seconds": 0', path.read_text())
+        elif path.suffix == ".html":
+            found[name] = _without_seconds(path.read_text())
         else:
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
 
 
+def _without_seconds(page: str) -> str:
+    """A report without its table of seconds, and without speed-ups: the last two columns of the layer sets."""
+    page = re.sub(r"<caption>Seconds by stage</caption>.*?</table>", "", page, flags=re.DOTALL)
+    sets = re.compile(r"<caption>Layer sets and accepted lengths.*?</table>", re.DOTALL)
+    return sets.sub(lambda table: re.sub(r"(<td[^>]*>[^<]*</td>\s*){2}</tr>", "</tr>", table[0]), page)
+
+
 def whole(name: str) -> bool:
-    return any(fnmatch(name, f"{prefix}{p}") for p in WHOLE for prefix in ("", "run/")) and not any(
-        fnmatch(name, p) for p in GROWING
-    )
+    return name.endswith(WHOLE) and not UNDERWAY.search(name)
 
 
 def check_killed(ended: list[Ended], victim: int, number: int) -> bool:

@@ -8,6 +8,7 @@ RUN/drafts/5-23-35/  the trained drafts, see checkpoint.py
 
 import logging
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,7 @@ class Run:
         else:
             make_folder(folder)
             require_same(path, SCHEMA, VERSION, identity)
+        _clear(folder / "checkpoints")
         logging.getLogger("absl").setLevel(logging.WARNING)  # Orbax reports every write
         # Synchronous: on the CPU an array in the background's hands could be donated to the next step.
         options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=False)
@@ -91,6 +93,14 @@ class Run:
 
     def close(self) -> None:
         self.manager.close()
+
+
+def _clear(checkpoints: Path) -> None:
+    """Removes what a killed run left: checkpoints half-written, and those that newer ones were about to replace."""
+    found = list(checkpoints.glob("*"))
+    steps = sorted((path for path in found if path.name.isdigit()), key=lambda path: int(path.name))
+    for path in set(found) - set(steps[-KEPT:]):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _by_path(tree: Any) -> dict[str, jax.Array]:

@@ -16,7 +16,8 @@ from layerwave.calibration import Calibration
 from layerwave.errors import LayerwaveError
 from layerwave.kernels import conditional_cka_from_table, gram_table, transitions
 from layerwave.selection.criteria import Criterion, layer_states
-from layerwave.selection.result import Selection, as_beam, warn_of_near_ties
+from layerwave.selection.near_ties import NEAR_ELSEWHERE, Beam, Remembered, nearness, warn_of_near_ties
+from layerwave.selection.result import Layers, Selection, as_beam
 from layerwave.selection.scores import make_criterion
 from layerwave.selection.sets import check_count, check_size, eligible, place_in_group, ranking
 from layerwave.warned import warn, warnings_kept
@@ -90,6 +91,12 @@ def beam_search(
     return levels, Level(last.problems[choice], last.sets[choice], last.scores[choice], ((),) * len(choice))
 
 
+def held_back(score: Score, levels: list[Level], near: float) -> Score:
+    """The score with the sets of these levels set back by `near`: what they beat by less comes before them."""
+    kept = {tuple(row) for level in levels for row in level.sets.tolist()}
+    return lambda problems, sets: score(problems, sets) - near * np.array([tuple(row) in kept for row in sets.tolist()])
+
+
 def every_other_layer(num_layers: int) -> Proposal:
     """ELSI's proposal: all layers that are not in the set."""
 
@@ -101,42 +108,55 @@ def every_other_layer(num_layers: int) -> Proposal:
     return propose
 
 
-def greatest_transitions(tables: Float[np.ndarray, "R N N"], pool: int) -> Proposal:
+def greatest_transitions(tables: Float[np.ndarray, "R N N"], pool: int, *, turn: float = 0.0) -> Proposal:
     """ELSI-C's proposal: the `pool` layers of greatest conditional transition (paper eq. 8).
 
     `δ_L(l) = ‖M_L(l,:) - M_L(l-1,:)‖₂` with `δ_L(0) = 0`; ties go to the smaller layer. All sets of a problem share its
-    table `A` of centred Gram products, so no states are needed.
+    table `A` of centred Gram products, so no states are needed. Where the cut falls between transitions that differ by
+    less than `turn` times the greatest, the other ones are proposed.
     """
 
-    def propose(problems: Integer[np.ndarray, "M"], sets: Integer[np.ndarray, "M d"]) -> Bool[np.ndarray, "M N"]:
-        delta = np.pad(transitions(conditional_cka_from_table(tables, sets, problems)), ((0, 0), (1, 0)))
-        delta = _relative(delta, sets)
-        np.put_along_axis(delta, sets, -1.0, axis=1)  # a layer of the set itself ranks below every other
+    def greatest(delta: Float[np.ndarray, "M N"]) -> Bool[np.ndarray, "M N"]:
         row, layer = np.indices(delta.shape).reshape(2, -1)
         order = ranking(delta.reshape(-1), layer[:, None], row)
         kept = order[place_in_group(row[order]) < pool]
         mask = np.zeros(delta.shape, dtype=bool)
         mask[row[kept], layer[kept]] = True
+        return mask
+
+    def propose(problems: Integer[np.ndarray, "M"], sets: Integer[np.ndarray, "M d"]) -> Bool[np.ndarray, "M N"]:
+        delta = np.pad(transitions(conditional_cka_from_table(tables, sets, problems)), ((0, 0), (1, 0)))
+        if not turn:  # it has been said
+            _warn_of_lost(delta, sets)
+        delta = _relative(delta)
+        np.put_along_axis(delta, sets, -1.0, axis=1)  # a layer of the set itself ranks below every other
+        mask = greatest(delta)
+        if turn:
+            mask = greatest(delta - turn * mask)
         return mask & (delta >= 0)
 
     return propose
 
 
-def _relative(delta: Float[np.ndarray, "M N"], sets: Integer[np.ndarray, "M d"]) -> Float[np.ndarray, "M N"]:
+def _relative(delta: Float[np.ndarray, "M N"]) -> Float[np.ndarray, "M N"]:
     """Transitions as fractions of each set's greatest one, so that ties mean the same at every size of them.
 
     When a member of `L` outweighs all other layers, `M_L` is 1 to the last digits of float64, and what is left of `δ_L`
-    is rounding: then all are tied at 0, and a warning is logged.
+    is rounding: then all are tied at 0.
     """
     greatest = delta.max(axis=1, keepdims=True)
-    lost = greatest[:, 0] < _NO_TRANSITION
+    return np.where(greatest < _NO_TRANSITION, 0.0, delta / np.maximum(greatest, _NO_TRANSITION))
+
+
+def _warn_of_lost(delta: Float[np.ndarray, "M N"], sets: Integer[np.ndarray, "M d"]) -> None:
+    greatest = delta.max(axis=1)
+    lost = greatest < _NO_TRANSITION
     if lost.any():
         warn(
             f"no conditional transition is left given layers {sets[np.argmax(lost)].tolist()} (greatest: "
-            f"{greatest[np.argmax(lost), 0]:.0e}): ELSI-C takes the first layers there; weighting 'trace' makes layers "
+            f"{greatest[np.argmax(lost)]:.0e}): ELSI-C takes the first layers there; weighting 'trace' makes layers "
             "weigh the same"
         )
-    return np.where(lost[:, None], 0.0, delta / np.maximum(greatest, _NO_TRANSITION))
 
 
 def elsi(
@@ -174,7 +194,7 @@ def elsi(
     return _search(
         calibration,
         "elsi" if objective == "max" else "low_entropy",
-        every_other_layer(calibration.num_layers),
+        lambda turn: every_other_layer(calibration.num_layers),
         (criterion, alpha, weighting),
         size,
         beam,
@@ -211,7 +231,7 @@ def elsi_c(
     return _search(
         calibration,
         "elsi_c",
-        greatest_transitions(table[None], pool),
+        lambda turn: greatest_transitions(table[None], pool, turn=turn),
         (criterion, alpha, weighting),
         size,
         beam,
@@ -224,13 +244,17 @@ def _search(calibration, method, propose, scoring, size, beam, expand, settings,
     num_layers = calibration.num_layers
     size, beam = check_size(size, num_layers), check_count("beam", beam)
     with warnings_kept() as warnings:
-        name, score = make_criterion(calibration, *scoring)
-        levels, choice = beam_search(lambda _, sets: sign * score(sets), propose, num_layers, size, beam, expand)
-        layers, beams = (
-            tuple(choice.sets[0].tolist()),
-            tuple(as_beam(level.sets, sign * level.scores) for level in levels),
-        )
-        warn_of_near_ties(layers, beams[-1], name)
+        name, criterion = make_criterion(calibration, *scoring)
+        remembered = Remembered(criterion)
+
+        def score(_, sets):
+            return sign * remembered(sets)
+
+        levels, choice = beam_search(score, propose(0.0), num_layers, size, beam, expand)
+        behind = held_back(score, levels[:-1], nearness(name))
+        turned = beam_search(behind, propose(NEAR_ELSEWHERE), num_layers, size, beam, expand)
+        layers, beams = _found(levels, choice, sign)
+        warn_of_near_ties(layers, beams, name, _found(*turned, sign))
     _, alpha, weighting = scoring
     return Selection(
         method=method,
@@ -244,3 +268,8 @@ def _search(calibration, method, propose, scoring, size, beam, expand, settings,
         parents=tuple(level.parents for level in levels),
         warnings=tuple(warnings),
     )
+
+
+def _found(levels: list[Level], choice: Level, sign: int) -> tuple[Layers, tuple[Beam, ...]]:
+    """The choice and the beams of a search, as a `Selection` holds them."""
+    return tuple(choice.sets[0].tolist()), tuple(as_beam(level.sets, sign * level.scores) for level in levels)

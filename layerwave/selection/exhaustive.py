@@ -10,7 +10,8 @@ import numpy as np
 from layerwave.calibration import Calibration
 from layerwave.errors import LayerwaveError
 from layerwave.selection.criteria import Criterion
-from layerwave.selection.result import Selection, as_beam, warn_of_near_ties
+from layerwave.selection.near_ties import warn_of_near_ties
+from layerwave.selection.result import Selection, as_beam
 from layerwave.selection.scores import make_criterion
 from layerwave.selection.sets import TIE, all_sets, check_count, check_layers, check_size, eligible, ranking
 from layerwave.warned import warnings_kept
@@ -53,7 +54,7 @@ def exhaustive(
             kept_sets, kept_scores = sets[:beam], scores[:beam]
         layers, value = tuple(best[0].tolist()), best[1]
         kept = as_beam(kept_sets, kept_scores)
-        warn_of_near_ties(layers, kept, name)
+        warn_of_near_ties(layers, (kept,), name)
     return Selection(
         method="exhaustive",
         layers=layers,

@@ -13,14 +13,9 @@ from layerwave.errors import LayerwaveError
 from layerwave.files.reading import parse_json, read_json, shown, typed
 from layerwave.files.writing import whole_file
 from layerwave.selection.sets import check_layers
-from layerwave.warned import warn
 
 SCHEMA = "layerwave.selection"
 VERSION = 1
-
-NEAR = {"acceptance": 1e-4}
-NEAR_ELSEWHERE = 1e-5
-"""Scores nearer than this may change order with the batches or devices of the pass, whose numbers agree to 1e-5."""
 
 Layers = tuple[int, ...]
 
@@ -205,19 +200,6 @@ class _Record:
 def as_beam(sets: np.ndarray, scores: np.ndarray) -> tuple[tuple[Layers, float], ...]:
     """Rows of sets and their scores, as a `Selection` holds them."""
     return tuple((tuple(row), score) for row, score in zip(sets.tolist(), scores.tolist(), strict=True))
-
-
-def warn_of_near_ties(layers: Layers, beam: tuple[tuple[Layers, float], ...], criterion: str) -> None:
-    """Says so when another set of the last beam scores as the chosen one does, to the rounding of a pass."""
-    near = NEAR.get(criterion, NEAR_ELSEWHERE)
-    best = dict(beam).get(layers)
-    tied = [other for other, score in beam if best is not None and other != layers and abs(score - best) <= near]
-    if tied:
-        named = " and ".join(_join(other) for other in tied[:3])
-        warn(
-            f"near tie: {_join(layers)} and {named} differ by less than {near:g} in {criterion}, which other batches, "
-            "devices or machines may turn around"
-        )
 
 
 def _join(numbers) -> str:

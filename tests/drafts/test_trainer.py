@@ -3,8 +3,10 @@
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from layerwave.drafts.checkpoint import draft_tensors, load_draft
 from layerwave.drafts.examples import Example, Examples
 from layerwave.drafts.loader import Rows
 from layerwave.drafts.metrics import read_metrics
+from layerwave.drafts.run import Run
 from layerwave.drafts.settings import TrainSettings
 from layerwave.drafts.stacks import Optimiser, evaluation_step, initial_stacks
 from layerwave.drafts.trainer import train
@@ -144,6 +147,7 @@ def test_losses_go_down(run):
 
 TRAIN = """
 import os, signal, sys
+from contextlib import closing
 from dataclasses import replace
 from tests.drafts.test_trainer import ALONE, SETTINGS, make_examples, make_target
 from layerwave.drafts.trainer import train
@@ -237,6 +241,21 @@ def test_packed_rows_give_the_losses_of_padded_ones(target):
     assert found[0][0].loss.min() > 0
     assert found[0][0].asked[0, 0] == sum(row.loss_mask[2:].sum() for row in examples)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6), *found)
+
+
+def test_what_a_kill_left_of_checkpoints_is_cleared(tmp_path):
+    """In the write of one, and while the oldest was removed after it."""
+    tree, checkpoints = {"x": jnp.arange(3.0)}, tmp_path / "run" / "checkpoints"
+    with closing(Run.open(tmp_path / "run", {})) as run:
+        for step in (2, 4):
+            run.save(step, tree)
+    shutil.copytree(checkpoints / "4", checkpoints / "10.orbax-checkpoint-tmp")
+    shutil.copytree(checkpoints / "4", checkpoints / "10")
+    (checkpoints / "2" / "_CHECKPOINT_METADATA").unlink()
+    with closing(Run.open(tmp_path / "run", {})) as run:
+        assert run.step == 10
+        assert {path.name for path in checkpoints.iterdir()} == {"4", "10"}
+        np.testing.assert_array_equal(run.restore(tree)["x"], tree["x"])
 
 
 def test_stored_states_train_the_drafts_of_the_target_in_the_loop(target, alone, tmp_path):

@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing of all readers: `pip install atheris`, then `python -m tests.fuzz.run CORPUS [FLAGS]`.
 
-Stops at the first exception that is not `LayerwaveError`. What it finds new goes into CORPUS; the inputs that
-together reach all that was ever reached are kept in corpus.txt, one a line.
+Stops at the first exception that is not `LayerwaveError`. What it finds new goes into CORPUS; corpus.txt keeps, one a
+line, the inputs that showed a fault, and of the others as few as reach all branches that were ever reached.
 """
 
 import resource

@@ -86,7 +86,7 @@ def test_any_bytes(reader, folder):
 
 
 def test_the_corpus_of_the_fuzzer(readers, tmp_path):
-    """The inputs that together reached all that half an hour of coverage-guided fuzzing reached."""
+    """Inputs that showed a fault, and those that together reach all that half an hour of guided fuzzing reached."""
     found = tuple(readers.values())
     for number in range(len(found)):
         (tmp_path / str(number)).mkdir()
