@@ -10,6 +10,8 @@ from layerwave.errors import LayerwaveError
 from layerwave.selection import (
     AcceptanceScores,
     Difference,
+    LearningCurve,
+    LearningPoint,
     ScoredSet,
     SelectionSettings,
     acceptance_study,
@@ -231,6 +233,19 @@ def test_the_curve_compares_with_its_first_set(study, curve):
         assert point.behind[0].value == 0
         assert point.behind[1].value == pytest.approx(entropy.value - best.value)
     assert "the same at every number of positions from 20 on" in curve.reading
+
+
+@pytest.mark.parametrize(("value", "order"), [(0.45, "the same"), (0.65, "not the same")])
+def test_what_a_curve_says(value, order):
+    def point(positions, first, second):
+        sets = ScoredSet((2, 5), first, 0.1, 0.5, 1.0), ScoredSet((1,), second, 0.1, 0.5, 1.0)
+        return LearningPoint(positions, sets, ())
+
+    curve = LearningCurve((point(500, 0.5, 0.4), point(1000, 0.5, 0.4), point(2000, 0.55, value)), ())
+    assert curve.reading == (
+        "Fitted on 2,000 positions instead of 1,000, α̂ of layers 2,5 changes by +0.0500; the order of the 2 sets "
+        f"followed is {order} at every number of positions from 500 on."
+    )
 
 
 def test_sinks_that_are_dropped_are_not_fitted(calibration):

@@ -244,6 +244,11 @@ def test_a_planted_sink_is_named():
     assert found.drop.layers == elsi(Calibration.from_states(calibration.pool(sinks="drop")), 2).layers
     assert not set(found.keep.layers) & {2, 3, 4}
     assert found.reading.startswith("WARNING: Block position 0 holds")
+    assert ", and 3 of 8 layers are ruled by one position; " in found.reading
+    choices = f"the selection is {list(found.keep.layers)} with sinks and {list(found.drop.layers)} without."
+    assert found.reading.endswith(choices)
+    alike = sink_dominance(calibration_of(np.repeat(pools()[1:2], 4, axis=0)), SelectionSettings(size=2))
+    assert alike.reading.endswith(f"; with and without sinks the selection is {list(alike.keep.layers)}.")
 
 
 def test_even_states_give_no_warning():

@@ -101,6 +101,15 @@ def test_low_entropy_is_not_above_elsi(calibration):
         (lambda r: r.update(layers=3), "damaged"),
         (lambda r: r.update(beams=[3]), "damaged"),
         (lambda r: r.update(settings=[]), "damaged"),
+        (lambda r: r.update(layers=[0, 1], boundaries=[1, 2]), r"last beam does not hold the layers \[0, 1\]"),
+        (lambda r: r.update(boundaries=r["layers"]), "boundaries are"),
+        (lambda r: r["beams"][0][0].update(parents=[0]), "parents beyond the 0 sets"),
+        (lambda r: r["beams"][1][0].update(parents=[-1]), "parents beyond the 8 sets"),
+        (lambda r: r["beams"][1][0].update(parents=[7, 8]), "parents beyond the 8 sets"),
+        (lambda r: r["beams"][1][-1].update(parents=[]), "reached from no set"),
+        (lambda r: r["beams"].append([]), "a beam is empty"),
+        (lambda r: r["beams"][0][-1].update(score=math.inf), "a score is not finite"),
+        (lambda r: r["beams"][0][-1].update(layers=[8]), "layer 8 is out of range"),
     ],
 )
 def test_damaged_files(calibration, change, message, tmp_path):
