@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import jax
+import jaxtyping
 import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -17,6 +18,14 @@ def programs_are_freed():
     modules together XLA ends in a segmentation fault."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture
+def unchecked_signatures():
+    """Calls as users make them: nothing checks the annotations, and what is wrong meets the function itself."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session")

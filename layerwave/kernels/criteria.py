@@ -81,12 +81,12 @@ def set_log_det(
     check_sets(sets, len(similarity))
     if is_concrete(similarity):
         _check_semidefinite(np.asarray(similarity, np.float64))
-    return _set_log_det(similarity, sets, ridge=ridge)
+    return _set_log_det(similarity, sets, ridge=float(ridge))
 
 
 @always_in_float64
 def _set_log_det(
-    similarity: Float[AnyArray, "N N"], sets: Int[AnyArray, "M m"], *, ridge: int | float
+    similarity: Float[AnyArray, "N N"], sets: Int[AnyArray, "M m"], *, ridge: float
 ) -> Float[AnyArray, " M"]:
     return _log_det(_submatrices(widen(similarity), jnp.asarray(sets)), ridge)
 
@@ -122,7 +122,7 @@ def relevance_redundancy(
     """
     check_sets(sets, len(similarity))
     pairs = _submatrices(widen(similarity), jnp.asarray(sets))
-    return _relevance_redundancy(pairs, jnp.asarray(relevance)[jnp.asarray(sets)], penalty)
+    return _relevance_redundancy(pairs, jnp.asarray(relevance)[jnp.asarray(sets)], float(penalty))
 
 
 @jax.jit

@@ -192,6 +192,33 @@ def test_it_is_sequential_rejection():
     assert chi_square(literal, literal_draws * exact) > 0.01
 
 
+def test_the_tokens_are_those_that_plain_decoding_draws_from_the_same_keys():
+    """A walk from node to child, said literally, in trees that lack nodes and at any place of an answer."""
+    batch, sampler, rng = 48, Sampler(0.8), np.random.default_rng(8)
+    tree = tree_of(rng.permuted(np.tile(np.arange(V), (batch, 1)), axis=1))
+    valid = rng.random((batch, len(PARENTS))) < 0.9
+    valid[:, 0] = True
+    tree = tree._replace(valid=jnp.asarray(valid))
+    held = np.asarray(tree.tokens)
+    logits = rng.normal(size=(batch, len(PARENTS), V)).astype(np.float32)
+    for node in range(1, len(PARENTS)):  # the target likes what the tree holds
+        logits[np.arange(batch), PARENTS[node], held[:, node]] += 1 + DEPTHS[node]
+    keys, places = jax.random.split(jax.random.key(4), batch), np.arange(batch, dtype=np.int32)
+    verdict = checked(tree, jnp.asarray(logits), 5, sampler, keys, jnp.asarray(places))
+    draw = jax.jit(sampler.draw)
+    for row in range(batch):
+        node = accepted = 0
+        while True:
+            token = int(draw(logits[row : row + 1, node], keys[row : row + 1], places[row : row + 1] + accepted)[0])
+            assert (verdict.path[row, accepted], verdict.tokens[row, accepted]) == (node, token)
+            children = [c for c in range(1, len(PARENTS)) if PARENTS[c] == node and valid[row, c]]
+            if token not in held[row, children]:
+                break
+            node, accepted = next(c for c in children if held[row, c] == token), accepted + 1
+        assert verdict.accepted[row] == accepted
+    assert set(verdict.accepted.tolist()) == {0, 1, 2, 3, 4}
+
+
 def test_greedy_walks_as_far_as_the_argmax_agrees():
     order = np.array([[2, 4, 1, 0, 3]])
     logits = np.full((1, len(PARENTS), V), -1.0, np.float32)

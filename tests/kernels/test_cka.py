@@ -16,6 +16,7 @@ from layerwave.kernels import (
     conditional_cka_from_table,
     gram_table,
     gram_table_from_grams,
+    shuffled_cka,
     transitions,
 )
 
@@ -150,12 +151,38 @@ def test_sink_token(estimator):
     np.testing.assert_allclose(cka(layers, estimator), expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("place", [0, 16, 31])
+def test_debiased_beside_a_token_of_any_length(place):
+    """Which token is the sink and how long it is takes no digit from the others: exact is 80-bit arithmetic."""
+    layers = make_layers()
+    layers[:, place] *= 1e7
+    exact = [[literal_cka(X, Y, "debiased") for Y in layers] for X in layers.astype(np.longdouble)]
+    np.testing.assert_allclose(cka(layers, "debiased"), np.array(exact, np.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("power", [-160, 160])
+def test_no_power_of_the_states_leaves_the_range_of_float64(estimator, power):
+    """Grams are squares of states and the table is of their squares; what has been squared once comes as a Gram."""
+    layers = make_layers()
+    expected = cka(layers, estimator)
+    np.testing.assert_allclose(cka(layers * 10.0**power, estimator), expected, rtol=0, atol=1e-9)
+    grams = centred_gram(layers * 10.0 ** (power / 2))
+    table = gram_table_from_grams(grams, estimator)
+    norms = np.sqrt(np.diagonal(table))
+    np.testing.assert_allclose(table / np.outer(norms, norms), expected, rtol=0, atol=1e-9)
+    as_they_stand = np.tile(np.arange(32), (1, 6, 1))
+    np.testing.assert_allclose(shuffled_cka(grams, as_they_stand, estimator)[0], expected, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_extreme_scales_do_not_overflow(dtype):
     layers = make_layers()
     scaled = (layers * 1e30).astype(dtype)
     np.testing.assert_allclose(cka(scaled), cka(layers), atol=1e-6)
-    np.testing.assert_allclose(jax.jit(cka)(jnp.asarray(scaled, jnp.float32)), cka(layers), atol=1e-4)
+    for factor in (1e30, 1e-30):
+        in_float32 = jnp.asarray(layers * factor, jnp.float32)
+        np.testing.assert_allclose(jax.jit(cka)(in_float32), cka(layers), atol=1e-4)
 
 
 def test_integers_are_taken_as_numbers():
@@ -321,6 +348,13 @@ def test_layer_that_is_not_finite_is_named(estimator, bad):
     layers[4, 7, 9] = bad
     with pytest.raises(LayerwaveError, match="layer 4 holds NaN or infinite states"):
         cka(layers, estimator)
+
+
+def test_an_estimator_that_there_is_not(unchecked_signatures):
+    layers = make_layers()
+    for call in (gram_table, cka, lambda layers, estimator: gram_table_from_grams(centred_gram(layers), estimator)):
+        with pytest.raises(LayerwaveError, match="estimator='unbiased': expected 'biased' or 'debiased'"):
+            call(layers, "unbiased")
 
 
 def test_debiased_needs_four_tokens():

@@ -207,6 +207,15 @@ def test_block_sums_of_half_precision_are_float32():
     assert int(blocks) == 300
 
 
+def test_block_sums_keep_float64():
+    states = np.random.default_rng(3).normal(size=(2, 12, 3))
+    P, _ = block_matrix(np.ones(12, bool), 4)
+    with jax.enable_x64(True):
+        exact, single = block_sums(P, states), block_sums(P, states.astype(np.float32))
+        assert (exact.dtype, single.dtype) == (jnp.float64, jnp.float32)
+    np.testing.assert_allclose(exact, states[:, :4] + states[:, 4:8] + states[:, 8:], rtol=1e-15)
+
+
 def test_faulty_settings():
     with pytest.raises(LayerwaveError, match="block=0"):
         block_matrix(np.ones(4, bool), 0)

@@ -163,6 +163,14 @@ def test_gram_of_half_precision_and_integers_is_float32():
         np.testing.assert_array_equal(K, np.full((4, 4), 64 * 2560.0))  # overflows float16
 
 
+def test_gram_is_of_rows_and_in_their_units():
+    rows = np.array([[1, 2], [3, 4], [0, -1]])
+    products = [[5, 11, -2], [11, 25, -4], [-2, -4, 1]]
+    for K in (gram(rows), gram(jnp.asarray(rows)), jax.jit(gram)(rows)):
+        np.testing.assert_array_equal(K, np.float32(products))
+        assert K.dtype == np.float32
+
+
 def test_gram_is_symmetric_and_additive():
     X, Y = make_states("massive_channel").astype(np.float64), make_states("random", 1).astype(np.float64)
     K = gram(np.concatenate([X, Y], axis=1))
@@ -184,8 +192,8 @@ def test_eigenvalues():
 
 
 def test_eigenvalues_of_a_matrix_with_nan_are_nan_and_of_its_neighbours_are_not():
-    K = np.stack([np.eye(4, dtype=np.float32)] * 3)
-    K[1, 0, 2], K[2, 1, 1] = np.nan, np.inf
+    K = np.stack([np.eye(4, dtype=np.float32)] * 4)
+    K[1, 0, 2], K[2, 1, 1], K[3, 3, 3] = np.nan, np.inf, -np.inf
     values = eigenvalues(K)
     np.testing.assert_array_equal(values[0], np.ones(4))
     assert np.isnan(values[1:]).all()

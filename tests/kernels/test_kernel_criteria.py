@@ -134,7 +134,7 @@ def test_relevance_minus_redundancy(states):
     np.testing.assert_allclose(relevance_redundancy(M, triples, relevance, penalty=0.5), expected, rtol=1e-12)
     with pytest.raises(LayerwaveError, match="layer 6 in the set"):
         relevance_redundancy(M, np.array([[0, 6]]), relevance, penalty=0.5)
-    np.testing.assert_array_equal(relevance_redundancy(M, np.arange(N)[:, None], relevance, penalty=3.0), relevance)
+    np.testing.assert_array_equal(relevance_redundancy(M, np.arange(N)[:, None], relevance, penalty=3), relevance)
 
 
 @pytest.mark.parametrize("estimator", ["biased", "debiased"])

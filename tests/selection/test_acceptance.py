@@ -464,6 +464,19 @@ def test_too_few_positions_or_samples(tokens, caplog):
     assert "fitted on 16 positions" in caplog.text
 
 
+@pytest.mark.parametrize(("positions", "warned"), [(255, True), (256, False)])
+def test_fewer_than_256_fitting_positions_are_warned_of(positions, warned, caplog):
+    names = (np.arange(positions) % 3).astype(np.uint64)
+    acceptance._check_positions(names, names[:8] + np.uint64(3))
+    assert (f"fitted on {positions} positions of 3 samples only" in caplog.text) == warned
+
+
+def test_a_warning_of_the_token_sample_is_in_every_selection_that_it_made(tokens):
+    calibration = calibration_with(first(tokens, 20, 30))
+    for found in (elsi(calibration, 1, criterion="acceptance"), exhaustive(calibration, 1, criterion="acceptance")):
+        assert any("fitted on 20 positions" in warning for warning in found.warnings)
+
+
 def broken(array, value, *place):
     changed = array.copy()
     changed[place] = value
@@ -503,6 +516,38 @@ def test_a_vocabulary_that_misses_the_mass(tokens, caplog):
         found = with_changes(tokens, log_normaliser=tokens.log_normaliser + np.float32(np.log(1.25)))
     assert found.covered == pytest.approx(0.8, abs=1e-4)
     assert "80.0%" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("covered", "said"), [(0.499, "error"), (float("nan"), "error"), (0.5, "warning"), (0.899, "warning"), (0.9, "")]
+)
+def test_how_much_of_the_mass_is_enough(covered, said, caplog):
+    if said == "error":
+        with pytest.raises(LayerwaveError, match=r"too little to score drafts by \(at least 50%\)"):
+            acceptance._check_covered(covered)
+    else:
+        acceptance._check_covered(covered)
+    assert ("would bring more tokens" in caplog.text) == (said == "warning")
+
+
+@pytest.mark.parametrize("rows", [300, 200])  # more than the 260 features, and fewer
+def test_directions_leave_a_hundredth_of_the_variance_and_no_more(rows):
+    rng = np.random.default_rng(6)
+    Y = rng.normal(size=(rows, 260)) * 0.99 ** np.arange(260) @ np.linalg.qr(rng.normal(size=(260, 260)))[0]
+    directions = acceptance._leading_directions(Y)
+    variances = np.linalg.svd(Y, compute_uv=False) ** 2
+    kept = next(k for k in range(len(variances)) if variances[:k].sum() >= 0.99 * variances.sum())
+    assert directions.shape == (260, kept)
+    np.testing.assert_allclose(directions.T @ directions, np.eye(kept), atol=1e-9)
+    np.testing.assert_allclose(np.sum((Y @ directions) ** 2, axis=0), variances[:kept], rtol=1e-8)
+
+
+def test_of_few_features_all_are_directions_the_leading_ones_first():
+    Y = np.random.default_rng(6).normal(size=(9, 256)) * np.random.default_rng(7).permutation(256)
+    directions = acceptance._leading_directions(Y)
+    np.testing.assert_array_equal(np.sort((Y @ directions).ravel()), np.sort(Y.ravel()))
+    variances = np.sum((Y @ directions) ** 2, axis=0)
+    assert (np.diff(variances) <= 0).all()
 
 
 def test_a_ridge_at_the_edge_is_warned_of(tokens, caplog):

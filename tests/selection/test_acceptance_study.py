@@ -9,6 +9,10 @@ from layerwave.calibration import Calibration
 from layerwave.errors import LayerwaveError
 from layerwave.selection import (
     AcceptanceScores,
+    Difference,
+    LearningCurve,
+    LearningPoint,
+    ScoredSet,
     SelectionSettings,
     acceptance_study,
     chooser,
@@ -19,6 +23,7 @@ from layerwave.selection import (
 )
 from layerwave.selection.acceptance import predicted_acceptance
 from layerwave.selection.acceptance_learning import first_positions, learning_curve
+from layerwave.selection.acceptance_scores import named
 from layerwave.selection.acceptance_study import sets_to_score
 from tests.pools import calibration_of
 from tests.token_samples import planted_tokens
@@ -145,6 +150,37 @@ def test_told_apart_and_level_mean_two_paired_errors(study):
         assert rung.level == sum(abs(d.value) <= 2 * d.standard_error for d in apart)
 
 
+@pytest.mark.parametrize(("value", "apart"), [(0.25, False), (-0.25, False), (0.26, True), (-0.26, True), (0.0, False)])
+def test_sets_are_told_apart_by_more_than_two_errors(value, apart):
+    assert Difference(value, 0.125).told_apart is apart
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "size", "beam", "sets"),
+    [
+        (7, 1, 4, 7),
+        (7, 2, 1, 7 + 6),  # the seed with every other layer
+        (7, 2, 7, 7 + 21),  # all pairs
+        (7, 2, 99, 7 + 21),
+        (7, 3, 1, 7 + 6 + 5),
+        (7, 3, 2, 7 + 12 + 10),
+        (7, 3, 7, 7 + 21 + 35),  # all triples
+        (4, 4, 4, 4 + 6 + 4 + 1),
+    ],
+)
+def test_how_many_sets_a_beam_search_scores_at_most(num_layers, size, beam, sets):
+    assert sets_to_score(num_layers, size, beam) == sets
+    scored = set()
+
+    def criterion(found):  # the sums are powers of two: no two sets tie
+        scored.update(map(tuple, found.tolist()))
+        return (2.0**found).sum(axis=1)
+
+    states = np.random.default_rng(0).normal(size=(num_layers, 4, 3))
+    elsi(Calibration.from_states(states), size, beam, num_layers, criterion=criterion)
+    assert len(scored) <= sets
+
+
 def test_resamples_against_a_literal_loop(study, calibration):
     found = study.scores.resampled(1)
     sums = [sums_of(calibration, (layer,))[0] for layer in range(N)]
@@ -199,6 +235,19 @@ def test_the_curve_compares_with_its_first_set(study, curve):
     assert "the same at every number of positions from 20 on" in curve.reading
 
 
+@pytest.mark.parametrize(("value", "order"), [(0.45, "the same"), (0.65, "not the same")])
+def test_what_a_curve_says(value, order):
+    def point(positions, first, second):
+        sets = ScoredSet((2, 5), first, 0.1, 0.5, 1.0), ScoredSet((1,), second, 0.1, 0.5, 1.0)
+        return LearningPoint(positions, sets, ())
+
+    curve = LearningCurve((point(500, 0.5, 0.4), point(1000, 0.5, 0.4), point(2000, 0.55, value)), ())
+    assert curve.reading == (
+        "Fitted on 2,000 positions instead of 1,000, α̂ of layers 2,5 changes by +0.0500; the order of the 2 sets "
+        f"followed is {order} at every number of positions from 500 on."
+    )
+
+
 def test_sinks_that_are_dropped_are_not_fitted(calibration):
     sinks = np.zeros_like(calibration.tokens.sinks)
     sinks[[0, 3, 200]] = True
@@ -234,10 +283,20 @@ def test_every_reading_is_sentences(study):
         assert reading.endswith(".")
         assert "\n" not in reading
     assert "2,5" in study.readings["Smallest good set"]
+    best, rung = study.readings["Best set"], study.ladder[len(study.best.layers) - 1]
+    assert best.startswith(f"L{named(study.best)[1:]} score best of {len(study.scores.sets)} sets: ")
+    assert f" {rung.scored - 1 - rung.level} of the {rung.scored - 1} other sets of its size are told apart" in best
+    held_out = [f"{rung.held_out:.4f} with {size} layer" for size, rung in enumerate(study.ladder, 1)]
+    assert f"its best sets have {held_out[0]}, {held_out[1]}s, {held_out[2]}s. " in study.readings["Stability"]
+    assert " Only 12 conversations score, so that the errors" in study.readings["Stability"]
     record = study.to_record()
     assert tuple(record["smallest"]["layers"]) == PLANTED
     assert record["readings"] == study.readings
     assert [rung["best"]["layers"] for rung in record["ladder"]] == [rung.best.layers for rung in study.ladder]
+
+
+def test_sets_in_a_sentence():
+    assert [named(ScoredSet(layers, 0.5, 0.1, 0.5, 1.0)) for layers in ((3,), (2, 5))] == ["layer 3", "layers 2,5"]
 
 
 def test_single_layers_alone_have_no_pairs(calibration):
@@ -266,6 +325,8 @@ def test_the_comparison_shows_acceptance_beside_the_entropy(study, calibration):
         assert row.behind == study.scores.difference(row.acceptance, best)
         assert row.behind.value <= 0
     assert found.chosen("elsi", 2) == elsi(calibration, 2)
+    searches, any_size = ["acceptance", "exhaustive", "elsi", "elsi_c", "low_entropy"], ["dflash", "uniform"]
+    assert [row.name for row in found.rows] == [*searches, "eagle2", *any_size, *searches, *any_size]
     without = compare(calibration, (2,))
     assert {row.acceptance for row in without.rows} == {None}
     assert "acceptance" not in {row.name for row in without.rows}

@@ -114,6 +114,11 @@ def test_faults_of_options(calibration, call, message):
         call(calibration)
 
 
+def test_an_objective_that_there_is_not(calibration, unchecked_signatures):
+    with pytest.raises(LayerwaveError, match="objective is 'least': choose max or min"):
+        elsi(calibration, 2, objective="least")
+
+
 @pytest.mark.parametrize(("value", "message"), [(0.0, "layer 3 are all zero"), (np.nan, "layer 3 hold NaN")])
 def test_faults_of_states(calibration, value, message):
     sums = calibration.sums.copy()

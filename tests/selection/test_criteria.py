@@ -77,8 +77,11 @@ def test_coding_rate_has_the_scale_that_it_says(calibration):
     np.testing.assert_allclose(rate, of_pairs(calibration, literal_rate), rtol=1e-10)
     scaled = Calibration.from_states(1024 * calibration.states)
     np.testing.assert_allclose(coding_rate_criterion(scaled, distortion=0.2)(PAIRS), rate, rtol=1e-12)
-    with pytest.raises(LayerwaveError, match="distortion is 0"):
-        coding_rate_criterion(calibration, distortion=0)
+    half = coding_rate_criterion(calibration, distortion=0.5)(PAIRS)
+    np.testing.assert_array_equal(scores(calibration, "coding_rate"), half)
+    for wrong in (0, -1.0, np.inf, np.nan):
+        with pytest.raises(LayerwaveError, match=f"distortion is {wrong}"):
+            coding_rate_criterion(calibration, distortion=wrong)
 
 
 def test_the_most_diverse_set_has_both_groups(groups):
@@ -126,8 +129,12 @@ def test_copies_are_the_least_diverse_and_an_error_without_a_ridge(calibration):
     assert tuple(PAIRS[np.argmin(scores(copies, "dpp"))]) == (3, 6)
     identical = Calibration.from_states(np.repeat(states[:1], N, axis=0))
     assert np.isfinite(scores(identical, "dpp")).all()
-    with pytest.raises(LayerwaveError, match="ridge is -1"):
-        dpp_criterion(calibration, ridge=-1)
+    M = literal.debiased_cka(calibration.states.astype(np.float64))
+    without_a_ridge = [np.log(1 - M[i, j] ** 2) for i, j in PAIRS]
+    np.testing.assert_allclose(dpp_criterion(calibration, ridge=0)(PAIRS), without_a_ridge, rtol=1e-8, atol=1e-10)
+    for wrong in (-1, np.inf, np.nan):
+        with pytest.raises(LayerwaveError, match=f"ridge is {wrong}"):
+            dpp_criterion(calibration, ridge=wrong)
 
 
 def test_a_factory_of_the_users_own(calibration, monkeypatch):

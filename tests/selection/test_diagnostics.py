@@ -11,7 +11,14 @@ import pytest
 from layerwave.calibration import Calibration
 from layerwave.errors import LayerwaveError
 from layerwave.selection import (
+    CkaFloor,
+    Decomposition,
+    LayerGain,
+    LayerPart,
+    MarginalGains,
     SelectionSettings,
+    SensitivityRow,
+    SensitivityTable,
     beam_overlap,
     cka_floor,
     decompose,
@@ -25,6 +32,7 @@ from layerwave.selection import (
     settings_of,
     sink_dominance,
 )
+from layerwave.selection.diagnostics import MOST_SETS
 from tests.pools import calibration_of
 
 N, B, D = 8, 10, 12
@@ -121,6 +129,28 @@ def test_gains_are_of_the_criterion_that_selected(calibration):
         marginal_gains(calibration, replace(elsi(calibration, 2), criterion="depth"))
 
 
+@pytest.mark.parametrize(
+    ("gain", "path", "text"),
+    [
+        (0.25, (), "Layer 4 matters least: without it the entropy of [1, 4] falls by 0.250 from 2.000."),
+        (-0.25, (), "Layer 4 matters least: without it the entropy of [1, 4] rises by 0.250 from 2.000."),
+        (0.0, (4, 1), "falls by 0.000 from 2.000; the beam added the layers in the order [4, 1]."),
+    ],
+)
+def test_what_gains_say(gain, path, text):
+    without = (LayerGain(1, 1.0, 1.0), LayerGain(4, 2.0 - gain, gain))
+    steps = tuple(LayerGain(layer, 1.0, 1.0) for layer in path)
+    assert MarginalGains("entropy", (1, 4), 2.0, without, steps).reading.endswith(text)
+
+
+def test_what_a_decomposition_says():
+    found = Decomposition((LayerPart(1, 0.25, 2.0), LayerPart(4, 0.75, 1.0)), 1.5)
+    assert (found.informativeness, found.diversity) == (1.25, 0.25)
+    assert found.max_diversity == pytest.approx(np.log(4) - 0.75 * np.log(3))
+    assert "Of the 1.500 nats of [1, 4], 1.250 are the layers' own and 0.250 (of 0.562 possible)" in found.reading
+    assert found.reading.endswith("layer 4 carries 75% of the weight.")
+
+
 # Overlap
 
 
@@ -158,6 +188,21 @@ def test_a_rule_that_the_beam_chose_ranks_first():
     assert (found["eagle3"].place.rank, found["eagle3"].frontier_rank, found["eagle3"].share) == (1, 1, 1.0)
     assert found["eagle3_engine"].held == (4,)  # (1, 3, 4)
     assert found["eagle3_engine"].frontier_rank is None
+
+
+def test_what_an_overlap_says(calibration):
+    chosen = elsi(calibration, 3, beam=1)
+    found = beam_overlap(calibration, chosen)
+    assert (found.frontier, found.chance) == (1, 3 / 8)
+    best = max(found.rules, key=lambda rule: rule.place.percentile)
+    assert best.place.percentile > min(rule.place.percentile for rule in found.rules)
+    assert f"best fixed rule, {best.rule}, stands at percentile {best.place.percentile:.1f} of 56" in found.reading
+    held = f"the last beam (1 sets) holds {best.share:.0%} of its layers, and would hold 38% of a random set's."
+    assert found.reading.endswith(held)
+    for rule in found.rules:
+        assert rule.share == len(set(rule.place.layers) & set(chosen.layers)) / 3
+        assert rule.reading.endswith(f"the search's last beam holds {len(rule.held)} of its 3 layers.")
+    assert replace(found, rules=()).reading == "No fixed rule of this size fits the target."
 
 
 def test_rules_that_do_not_fit_are_reported():
@@ -199,6 +244,11 @@ def test_a_planted_sink_is_named():
     assert found.drop.layers == elsi(Calibration.from_states(calibration.pool(sinks="drop")), 2).layers
     assert not set(found.keep.layers) & {2, 3, 4}
     assert found.reading.startswith("WARNING: Block position 0 holds")
+    assert ", and 3 of 8 layers are ruled by one position; " in found.reading
+    choices = f"the selection is {list(found.keep.layers)} with sinks and {list(found.drop.layers)} without."
+    assert found.reading.endswith(choices)
+    alike = sink_dominance(calibration_of(np.repeat(pools()[1:2], 4, axis=0)), SelectionSettings(size=2))
+    assert alike.reading.endswith(f"; with and without sinks the selection is {list(alike.keep.layers)}.")
 
 
 def test_even_states_give_no_warning():
@@ -217,6 +267,25 @@ def test_a_layer_that_outweighs_the_rest_is_named():
     assert found.dominant_layer == 6
     assert found.warning
     assert "layer 6 holds" in found.reading
+
+
+def test_half_of_a_trace_does_not_dominate():
+    """More than half does: rows of lengths 2, 1, 1, 1 hold 4/7 in the first."""
+    lengths = np.array([[2, 2, 0, 0], [2, 1, 1, 1], [1, 0, 0, 0]])
+    states = lengths[:, :, None] * np.eye(4)
+    found = sink_dominance(Calibration.from_states(states[:2]), SelectionSettings(size=2))
+    assert [(at.layer, at.position, at.share) for at in found.dominant] == [(1, 0, 4 / 7)]
+    said = "WARNING: Block position 0 holds 57% of the trace of layer 1, and 1 of 2 layers are ruled by one position; "
+    assert found.reading.startswith(said)
+    assert found.dominant_layer == 0  # 8 of 15
+    equal = Calibration.from_states(np.stack([states[0], np.eye(4), np.eye(4)]))
+    found = sink_dominance(equal, SelectionSettings(size=2))
+    assert found.layers.tolist() == [0.5, 0.25, 0.25]
+    assert (found.dominant, found.dominant_layer, found.warning) == ((), None, False)
+    assert found.reading.startswith("Block position 0 holds 50% of the trace of layer 0; ")
+    for wrong in (0.0, 1.0, np.nan):
+        with pytest.raises(LayerwaveError, match=f"threshold is {wrong}"):
+            sink_dominance(equal, SelectionSettings(size=2), threshold=wrong)
 
 
 def test_a_missing_pool_is_said():
@@ -282,6 +351,23 @@ def test_the_factor_that_changes_the_set_is_named():
     assert found.agreement == 0.5
 
 
+def test_what_a_sensitivity_says():
+    def row(rho, weighting, layers):
+        score, missing = (None, "calibrate") if layers is None else (1.0, "")
+        return SensitivityRow("pre_norm", "keep", weighting, rho, 1.0, layers, score, missing)
+
+    rows = [row(0.3, "raw", (1, 2)), row(1.0, "trace", (0, 2)), row(0.3, "trace", (1, 2)), row(0.1, "raw", None)]
+    table = SensitivityTable(tuple(rows), rows[0], "elsi", 2)
+    assert table.sets == (((1, 2), 2), ((0, 2), 1))
+    assert table.reading == (
+        "67% of 3 measured combinations select [1, 2] as the baseline does (2 different sets; changed by no factor "
+        "alone); 1 combinations need another pass."
+    )
+    changed = SensitivityTable((*rows[:3], row(1.0, "raw", (0, 1))), rows[0], "elsi", 2)
+    assert changed.changed_by == ("rho",)
+    assert changed.reading.endswith("(3 different sets; changed by rho alone).")
+
+
 def test_given_states_vary_in_weighting_and_alpha_alone(calibration):
     found = sensitivity([calibration], replace(SETTINGS, alpha=3.0))
     assert len(found.rows) == len(found.measured) == 2 * 4
@@ -343,6 +429,30 @@ def test_the_seed_decides_the_floor(groups):
     assert not np.array_equal(once.debiased_floor, other.debiased_floor, equal_nan=True)
 
 
+def floor_of(biased, debiased, biased_floor=0.5, debiased_floor=0.25):
+    """Three layers whose pairs 01, 02, 12 have these values."""
+
+    def table(pairs, diagonal):
+        M = np.full((3, 3), diagonal)
+        M[np.triu_indices(3, 1)] = pairs
+        return np.where(np.tri(3, k=-1), M.T, M)
+
+    floors = (table([floor] * 3, np.nan) for floor in (biased_floor, debiased_floor))
+    return CkaFloor(table(biased, 1.0), table(debiased, 1.0), *floors, quantile=0.95, permutations=20, seed=0)
+
+
+def test_what_a_floor_says():
+    found = floor_of([0.9, 0.6, 0.7], [0.25, 0.26, -0.1])
+    assert found.spread == pytest.approx(0.4)
+    assert found.related == 1 / 3  # at the floor is not above it
+    assert found.reading == (
+        "Pairs of layers have a median CKA of 0.70 where unrelated ones would reach 0.50; debiased it is 0.25, and 33% "
+        "of the pairs lie above their floor."
+    )
+    for apart, saturated in ((0.9e-6, True), (1.1e-6, False)):
+        assert floor_of([1, 1 - apart, 1], [0.3] * 3).saturated is saturated
+
+
 def test_saturation_is_warned_of(identical):
     states = identical.states * np.geomspace(1, 9, N, dtype=np.float32)[:, None, None]
     found = cka_floor(Calibration.from_states(states), permutations=20)
@@ -351,10 +461,11 @@ def test_saturation_is_warned_of(identical):
 
 
 def test_options_of_the_floor_are_checked(groups):
-    with pytest.raises(LayerwaveError, match="permutations is 5"):
-        cka_floor(groups, permutations=5)
-    with pytest.raises(LayerwaveError, match=r"quantile is 1\.0"):
-        cka_floor(groups, quantile=1.0)
+    with pytest.raises(LayerwaveError, match="permutations is 19"):
+        cka_floor(groups, permutations=19)
+    for wrong in (0.0, 1.0, np.nan):
+        with pytest.raises(LayerwaveError, match=f"quantile is {wrong}"):
+            cka_floor(groups, quantile=wrong)
     with pytest.raises(LayerwaveError, match="at least 2 layers"):
         cka_floor(Calibration.from_states(groups.states[:1]))
     with pytest.raises(LayerwaveError, match="debiased estimator on 3 tokens"):
@@ -380,6 +491,15 @@ def test_a_selection_is_diagnosed_in_one_call():
     for reading in found.readings.values():
         assert reading.endswith(".")
         assert "\n" not in reading
+
+
+@pytest.mark.parametrize(("most", "ranked"), [(28, True), (27, False)])
+def test_more_sets_than_can_be_ranked_at_once_are_left_to_the_user(calibration, monkeypatch, most, ranked):
+    monkeypatch.setitem(MOST_SETS, "entropy", most)  # of 8 layers there are 28 pairs
+    found = diagnose(calibration, elsi(calibration, 2))
+    assert (found.overlap is not None) == ranked
+    why = dict(found.missing).get("Fixed rules", "")
+    assert ("28 sets of this size are too many to rank by entropy" in why) != ranked
 
 
 @pytest.mark.parametrize("method", ["elsi", "elsi_c", "exhaustive", "low_entropy", "uniform"])

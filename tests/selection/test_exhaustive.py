@@ -39,6 +39,19 @@ def test_copies_share_a_rank():
     assert {r.rank for r in rank_among_all(calibration, [(0, 1), (3, 4)])} == {1}
 
 
+def test_the_one_set_of_all_layers_is_the_best(states):
+    (rank,) = rank_among_all(Calibration.from_states(states), [range(8)])
+    assert (rank.rank, rank.total, rank.percentile, rank.gap) == (1, 1, 100.0, 0.0)
+
+
+def test_the_last_of_all_sets_has_none_below_it():
+    """Scores are powers of two, so that ranks are known: the pair (0, 1) is the last of ten."""
+    calibration = Calibration.from_states(problems.states(0, 5))
+    last, middle = rank_among_all(calibration, [(0, 1), (0, 3)], criterion=lambda sets: (2.0**sets).sum(axis=1))
+    assert (last.rank, last.percentile, last.score, last.gap) == (10, 0.0, 3.0, 21.0)
+    assert (middle.rank, middle.percentile, middle.gap) == (7, pytest.approx(300 / 9), 15.0)
+
+
 def test_blocks_do_not_change_the_result(states, monkeypatch):
     calibration = Calibration.from_states(states)
     whole, ranks = exhaustive(calibration, 3), rank_among_all(calibration, [(0, 1, 2)])

@@ -37,17 +37,25 @@ def test_only_single_layers_obey_the_rule_of_the_middle():
 
 def test_checks():
     assert check_layers([5, np.int64(2)], 6) == (2, 5)
-    for layers in ([1.5, 2], ["a"]):
+    for layers in ([1.5, 2], ["a"], [0, True]):
         with pytest.raises(LayerwaveError, match="integer"):
             check_layers(layers, 6)
+    with pytest.raises(LayerwaveError, match="empty"):
+        check_layers([], 6)
+    for layer in (-1, 6):
+        with pytest.raises(LayerwaveError, match=rf"layer {layer} is out of range: .* 0 … 5"):
+            check_layers([0, layer], 6)
+    assert [check_size(size, 6) for size in (1, 6)] == [1, 6]
     for size in (0, 7, -1):
         with pytest.raises(LayerwaveError, match="number of layers, 6"):
             check_size(size, 6)
 
 
 def test_counts_are_whole_numbers():
-    assert check_count("beam", np.int64(3)) == 3
+    assert [check_count("beam", count) for count in (1, np.int64(3))] == [1, 3]
+    with pytest.raises(LayerwaveError, match="beam is 0: it must be at least 1"):
+        check_count("beam", 0)
     assert type(check_size(np.int64(3), 5)) is int
-    for value in (2.0, "2", None):
+    for value in (2.0, "2", None, True):
         with pytest.raises(LayerwaveError, match=r"beam is .* whole number"):
             check_count("beam", value)

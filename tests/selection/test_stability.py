@@ -15,7 +15,7 @@ from layerwave.errors import LayerwaveError
 from layerwave.selection import elsi, elsi_c
 from layerwave.selection.beam import beam_search, every_other_layer
 from layerwave.selection.sets import ranking
-from layerwave.selection.stability import stability
+from layerwave.selection.stability import ConvergencePoint, SetStability, Stability, stability
 
 N, B, D, S, R = 8, 10, 12, 24, 7
 
@@ -166,6 +166,64 @@ def test_noise_that_more_samples_would_average_out_is_told():
     assert "not settled: replicates differ by +" in found.reading
     scores = [point.score for point in found.convergence]
     assert scores == sorted(scores, reverse=True)
+
+
+def said(frequency=1.0, low=0.9, high=1.1, shift=0.0, chosen_at=(), rivals=()):
+    """A result on three layers that chose (1, 2); `chosen_at` are the shares of the samples that do so too."""
+    shares = (0.125, 0.25, 0.5, 1.0)
+    choices = [((1, 2) if share == 1 or share in chosen_at else (0, 2)) for share in shares]
+    return Stability(
+        method="elsi",
+        layers=(1, 2),
+        score=1.0,
+        replicates=20,
+        empty=0,
+        samples=8,
+        layer_frequency=np.array([0.0, 1.0, 1.0]),
+        sets=(SetStability((1, 2), frequency, 1.0, low, high, shift), *rivals),
+        convergence=tuple(
+            ConvergencePoint(share, int(8 * share), int(8 * share), layers, 1.0)
+            for share, layers in zip(shares, choices, strict=True)
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("frequency", "verdict"), [(1.0, "stable"), (0.8, "stable"), (0.75, "fair"), (0.5, "fair"), (0.45, "unstable")]
+)
+def test_the_verdict(frequency, verdict):
+    found = said(frequency)
+    assert (found.verdict, found.frequency) == (verdict, frequency)
+    assert found.reading.startswith(f"{verdict.capitalize()}: layers 1,2 come out in {frequency:.0%} of 20 bootstrap")
+
+
+@pytest.mark.parametrize(("shift", "settled"), [(0.25, True), (-0.25, True), (0.26, False), (-0.26, False)])
+def test_a_shift_of_half_the_interval_is_settled(shift, settled):
+    found = said(low=0.75, high=1.25, shift=shift)
+    assert found.sets[0].settled is settled
+    assert found.reading.endswith(", 95 % interval 0.750 to 1.250." if settled else f" by {shift:+.3f} on average.")
+
+
+@pytest.mark.parametrize(
+    ("chosen_at", "share", "text"),
+    [
+        ((), 1.0, "; only all samples make this choice; "),
+        ((0.5,), 0.5, "; 50 % of the samples already make this choice; "),
+        ((0.125, 0.5), 0.5, "; 50 % of the samples already make this choice; "),
+        ((0.125, 0.25), 1.0, "; only all samples make this choice; "),
+        ((0.125, 0.25, 0.5), 0.125, "; 12.5 % of the samples already make this choice; "),
+    ],
+)
+def test_from_which_share_on_the_choice_is_that_of_the_whole(chosen_at, share, text):
+    found = said(chosen_at=chosen_at)
+    assert found.settled_from == share
+    assert text in found.reading
+
+
+def test_the_first_rival_that_a_replicate_chose_is_named():
+    asked, rival = (SetStability(layers, share, 1.0, 0.9, 1.1, 0.0) for layers, share in (((0, 1), 0.0), ((0, 2), 0.4)))
+    assert ", 0,2 in 40%; " in said(0.6, rivals=(rival, asked)).reading
+    assert " of 20 bootstrap replicates; " in said(0.6, rivals=(asked,)).reading
 
 
 def test_merged_halves_are_the_whole(calibration):

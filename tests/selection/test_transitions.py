@@ -27,9 +27,24 @@ def test_planted_boundaries(planted, estimator):
     np.testing.assert_allclose(found.delta, np.linalg.norm(np.diff(matrix, axis=0), axis=1), atol=1e-9)
 
 
+def literal_prominence(curve, peak):
+    """How far a peak stands above the higher of the lowest points that part it from higher ground on either side."""
+    sides = curve[:peak][::-1], curve[peak + 1 :]
+    return curve[peak] - max(
+        min(side[: next((i for i, value in enumerate(side) if value > curve[peak]), len(side))]) for side in sides
+    )
+
+
 def test_prominence_decides(planted):
-    calibration = Calibration.from_states(planted)
-    assert len(find_transitions(calibration, prominence=0.0).peaks) >= 2
+    calibration = Calibration.from_states(np.random.default_rng(1).normal(size=(16, 24, 6)))
+    delta = find_transitions(calibration).delta
+    summits = [l for l in range(1, len(delta) - 1) if delta[l - 1] < delta[l] > delta[l + 1]]
+    shares = {l: literal_prominence(delta, l) / delta.max() for l in summits}
+    assert len(shares) >= 4
+    for least in (0.0, *(share * factor for share in shares.values() for factor in (0.999, 1.001)), 1.0):
+        expected = tuple(l for l in summits if shares[l] >= least)
+        assert find_transitions(calibration, prominence=min(least, 1.0)).peaks == expected
+    assert find_transitions(calibration).peaks == tuple(l for l in summits if shares[l] >= 0.1)
     for wrong in (-0.1, 1.1):
         with pytest.raises(LayerwaveError, match="fraction"):
             find_transitions(calibration, prominence=wrong)
