@@ -37,8 +37,10 @@ UNDERWAY = re.compile(r"\.layerwave-|\.(parts|merged)/|checkpoints/|metrics\.jso
 """What they are not under: names of writers, parts and checkpoints that the next run clears away, logs."""
 
 SAMPLES = "--samples 12 --block 8 --max-length 128 --replicates 2 --fit-positions 200 --score-positions 100"
-TRAINING = "--steps 6 --batch-size 2 --max-length 64 --ttt-steps 2 --draft-vocab-size 64 --checkpoint-every 2"
-ANSWERS = "--depth 2 --top-k 2 --max-new-tokens 8 --samples-per-category 1"
+TRAINING = (
+    "--steps 6 --batch-size 2 --max-length 64 --ttt-steps 2 --draft-vocab-size 64 --checkpoint-every 2 --held-out 0.2"
+)
+ANSWERS = "--depth 2 --top-k 2 --max-new-tokens 8"
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ def _validate(inputs: Path, out: Path) -> str:
     stages = {"calibration": SAMPLES, "train": TRAINING, "evaluation": f"--nodes 4 --temperatures 0 {ANSWERS}"}
     flags = " ".join(flags.replace("--", f"--{stage}.") for stage, flags in stages.items())
     layers = "--layers 5 --layers 8 --layers 2,8 --layers 1,6"
-    return f"validate mini --conversations {inputs / 'conversations.jsonl'} --out {out} {layers} --seeds 2 {flags}"
+    files = f"--conversations {inputs / 'conversations.jsonl'} --questions {inputs / 'questions.jsonl'} --out {out}"
+    return f"validate mini {files} {layers} --seeds 2 {flags}"
 
 
 CASES = {
@@ -82,7 +85,8 @@ CASES = {
     ),
     "evaluate": Case(
         lambda inputs, out: (
-            f"evaluate mini {inputs / 'run/drafts/5'} --out {out} --nodes 4 --temperature 0,1 {ANSWERS}"
+            f"evaluate mini {inputs / 'run/drafts/5'} --questions {inputs / 'questions.jsonl'} --out {out} --nodes 4 "
+            f"--temperature 0,1 {ANSWERS}"
         ),
         "out.json",
     ),
@@ -261,12 +265,14 @@ def run_case(name: str, kills: int, folder: Path, seed: int = 0, say: Callable[[
 
 
 def make_inputs(folder: Path) -> None:
-    """Conversations, and a draft to evaluate."""
+    """Conversations and questions."""
     (folder / "inputs").mkdir()
     rows = (ASSETS / "conversations.jsonl").read_text(encoding="utf-8").splitlines()[:12]
     # One question each: later turns only take time.
     short = [json.dumps({"messages": json.loads(row)["messages"][:2]}) for row in rows]
     (folder / "inputs" / "conversations.jsonl").write_text("\n".join(short) + "\n", encoding="utf-8")
+    questions = (ASSETS / "questions.jsonl").read_text(encoding="utf-8").splitlines()[::9]
+    (folder / "inputs" / "questions.jsonl").write_text("\n".join(questions) + "\n", encoding="utf-8")
 
 
 def main() -> None:
