@@ -125,7 +125,8 @@ class Running:
         if case.processes > 1:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
-                command += ["--coordinator", f"127.0.0.1:{probe.getsockname()[1]}", "--processes", str(case.processes)]
+                self.port = probe.getsockname()[1]
+            command += ["--coordinator", f"127.0.0.1:{self.port}", "--processes", str(case.processes)]
         self.processes, self.said, self.readers = [], [], []
         self.began, self.at = threading.Event(), time.monotonic()
         for k in range(case.processes):
@@ -206,7 +207,7 @@ def check_killed(ended: Ended, number: int, finished: bool) -> bool:
     code, said = ended.code, ended.said
     if code == 0 or (code == -number and finished):
         return False
-    if number == signal.SIGTERM and code == 143 and said.splitlines()[-1] == ENDED and "Traceback" not in said:
+    if number == signal.SIGTERM and code == 143 and said.endswith(ENDED) and "Traceback" not in said:
         return True
     if code == -number and ("…" not in said or number == signal.SIGKILL):  # or before it began to listen
         return True

@@ -8,8 +8,10 @@ JAX's coordination service tells the processes who they are, and ends them all w
 of while it lives, it leaves in the folder for the others.
 """
 
+import atexit
 import hashlib
 import math
+import os
 import shutil
 import time
 from collections import Counter
@@ -18,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, reduce
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import jax
@@ -29,11 +32,12 @@ from layerwave.calibration.stream import Progress, Work
 from layerwave.errors import LayerwaveError
 from layerwave.files import cannot_write, make_folder, sweep, whole_file
 from layerwave.identity import require_same
+from layerwave.interruption import received
 from layerwave.lock import only_run
 
 SHARD_BATCHES = 16
 """Batches in a shard of work: what a process computes before it writes a part of the size of all sums."""
-START_SECONDS, HEARTBEAT_SECONDS, POLL_SECONDS = 300, 60, 0.5
+START_SECONDS, HEARTBEAT_SECONDS, POLL_SECONDS, LEAVE_SECONDS = 300, 60, 0.5, 5
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,23 @@ def join(
             "slice, Slurm, Open MPI), or pass --coordinator HOST:PORT --processes N --process K to each"
         ) from error
     return Processes(jax.process_index(), jax.process_count())
+
+
+@contextmanager
+def leaving() -> Iterator[None]:
+    """Lets a process that a signal ended leave the others, who may be stuck where they cannot take leave of it.
+
+    JAX's own way out waits for them, and aborts the process when they do not come.
+    """
+    try:
+        yield
+    finally:
+        if number := received():
+            farewell = Thread(target=jax.distributed.shutdown, daemon=True)
+            farewell.start()
+            farewell.join(LEAVE_SECONDS)
+            if farewell.is_alive():
+                atexit.register(os._exit, 128 + number)
 
 
 @contextmanager
