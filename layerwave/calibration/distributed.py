@@ -8,10 +8,8 @@ JAX's coordination service tells the processes who they are, and ends them all w
 of while it lives, it leaves in the folder for the others.
 """
 
-import atexit
 import hashlib
 import math
-import os
 import shutil
 import time
 from collections import Counter
@@ -84,19 +82,17 @@ def join(
 
 @contextmanager
 def leaving() -> Iterator[None]:
-    """Lets a process that a signal ended leave the others, who may be stuck where they cannot take leave of it.
+    """Lets a process that a signal ended take leave of the others, for as long as it may take them to hear of it.
 
-    JAX's own way out waits for them, and aborts the process when they do not come.
+    They may be stuck where they do not; JAX itself would wait for them, and then abort the process.
     """
     try:
         yield
     finally:
-        if number := received():
+        if received():
             farewell = Thread(target=jax.distributed.shutdown, daemon=True)
             farewell.start()
             farewell.join(LEAVE_SECONDS)
-            if farewell.is_alive():
-                atexit.register(os._exit, 128 + number)
 
 
 @contextmanager
