@@ -4,8 +4,8 @@
 
 Each command is killed that many times by SIGTERM and as often by SIGKILL, up to five times in one output before it may
 finish. Whatever a kill leaves under its final name must be the uninterrupted run's, byte for byte apart from seconds;
-so must everything at the end, and nothing else may lie around. pytest does not collect this file (two cores take about
-half an hour for it); test_kill_runs.py runs a few of its kills.
+so must everything at the end, and nothing else may lie around. pytest does not collect this file (all of it takes
+more than an hour); test_kill_runs.py runs a few of its kills.
 """
 
 import argparse
