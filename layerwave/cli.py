@@ -1,5 +1,6 @@
 """The command line: parse, call, print. The commands are in `commands/`, one dataclass each."""
 
+import os
 import signal
 import sys
 import traceback
@@ -59,8 +60,9 @@ def main(args: list[str] | None = None) -> None:
             command.run()
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) or received():
-            print("layerwave: interrupted; nothing half-written was left", file=sys.stderr)
-            sys.exit(128 + (received() or signal.SIGINT))
+            print("layerwave: interrupted; nothing half-written was left", file=sys.stderr, flush=True)
+            # At once: what JAX and Orbax still do in their threads crashes while the libraries are taken down.
+            os._exit(128 + (received() or signal.SIGINT))
         if not isinstance(error, LayerwaveError | OSError):  # OSError: a file that nobody expected to fail
             raise
         if debug:

@@ -32,9 +32,22 @@ def ending_by_signals() -> Iterator[None]:
 
 
 def listen() -> None:
-    """Takes the signals back from a library that took them, as JAX's service for many processes does."""
     for number in _SIGNALS:
         signal.signal(number, _raise)
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    """For long waits in which Python does not get to hear of signals: within it they end the process at once.
+
+    Afterwards they are heard again, also where a library took them meanwhile, as JAX's service for many processes does.
+    """
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        listen()
 
 
 def received() -> int | None:

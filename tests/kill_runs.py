@@ -4,8 +4,8 @@
 
 Each command is killed that many times by SIGTERM and as often by SIGKILL, up to five times in one output before it may
 finish. Whatever a kill leaves under its final name must be the uninterrupted run's, byte for byte apart from seconds;
-so must everything at the end, and nothing else may lie around. pytest does not collect this file (two cores take about
-half an hour for it); test_kill_runs.py runs a few of its kills.
+so must everything at the end, and nothing else may lie around. pytest does not collect this file (all of it takes
+more than an hour); test_kill_runs.py runs a few of its kills.
 """
 
 import argparse
@@ -37,8 +37,10 @@ UNDERWAY = re.compile(r"\.layerwave-|\.(parts|merged)/|checkpoints/|metrics\.jso
 """What they are not under: names of writers, parts and checkpoints that the next run clears away, logs."""
 
 SAMPLES = "--samples 12 --block 8 --max-length 128 --replicates 2 --fit-positions 200 --score-positions 100"
-TRAINING = "--steps 6 --batch-size 2 --max-length 64 --ttt-steps 2 --draft-vocab-size 64 --checkpoint-every 2"
-ANSWERS = "--depth 2 --top-k 2 --max-new-tokens 8 --samples-per-category 1"
+TRAINING = (
+    "--steps 6 --batch-size 2 --max-length 64 --ttt-steps 2 --draft-vocab-size 64 --checkpoint-every 2 --held-out 0.2"
+)
+ANSWERS = "--depth 2 --top-k 2 --max-new-tokens 8"
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,9 @@ def _calibrate(inputs: Path, out: Path) -> str:
 def _validate(inputs: Path, out: Path) -> str:
     stages = {"calibration": SAMPLES, "train": TRAINING, "evaluation": f"--nodes 4 --temperatures 0 {ANSWERS}"}
     flags = " ".join(flags.replace("--", f"--{stage}.") for stage, flags in stages.items())
-    layers = "--layers 5 --layers 8 --layers 2,8 --layers 1,6"
-    return f"validate mini --conversations {inputs / 'conversations.jsonl'} --out {out} {layers} --seeds 2 {flags}"
+    layers = "--layers 2,8 --layers 1,6"
+    files = f"--conversations {inputs / 'conversations.jsonl'} --questions {inputs / 'questions.jsonl'} --out {out}"
+    return f"validate mini {files} {layers} --seeds 2 {flags}"
 
 
 CASES = {
@@ -82,7 +85,8 @@ CASES = {
     ),
     "evaluate": Case(
         lambda inputs, out: (
-            f"evaluate mini {inputs / 'run/drafts/5'} --out {out} --nodes 4 --temperature 0,1 {ANSWERS}"
+            f"evaluate mini {inputs / 'run/drafts/5'} --questions {inputs / 'questions.jsonl'} --out {out} --nodes 4 "
+            f"--temperature 1 {ANSWERS}"
         ),
         "out.json",
     ),
@@ -121,7 +125,8 @@ class Running:
         if case.processes > 1:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
-                command += ["--coordinator", f"127.0.0.1:{probe.getsockname()[1]}", "--processes", str(case.processes)]
+                self.port = probe.getsockname()[1]
+            command += ["--coordinator", f"127.0.0.1:{self.port}", "--processes", str(case.processes)]
         self.processes, self.said, self.readers = [], [], []
         self.began, self.at = threading.Event(), time.monotonic()
         for k in range(case.processes):
@@ -197,16 +202,16 @@ def whole(name: str) -> bool:
     return name.endswith(WHOLE) and not UNDERWAY.search(name)
 
 
-def check_killed(ended: list[Ended], victim: int, number: int) -> bool:
-    """Whether the victim was killed and not done before."""
-    code, said = ended[victim].code, ended[victim].said
-    if number == signal.SIGTERM and code == 143 and said.splitlines()[-1] == ENDED and "Traceback" not in said:
+def check_killed(ended: Ended, number: int, finished: bool) -> bool:
+    """Whether the process was killed, and not done before; Python takes a moment to end."""
+    code, said = ended.code, ended.said
+    if code == 0 or (code == -number and finished):
+        return False
+    if number == signal.SIGTERM and code == 143 and said.endswith(ENDED) and "Traceback" not in said:
         return True
     if code == -number and ("…" not in said or number == signal.SIGKILL):  # or before it began to listen
         return True
-    if code != 0:
-        raise Failure(f"after signal {number} exit code {code}:\n{said}")
-    return False
+    raise Failure(f"after signal {number} exit code {code}:\n{said}")
 
 
 def run_case(name: str, kills: int, folder: Path, seed: int = 0, say: Callable[[str], None] = print) -> None:
@@ -240,10 +245,10 @@ def run_case(name: str, kills: int, folder: Path, seed: int = 0, say: Callable[[
             number, victim, fraction = left[-1], dice.randrange(case.processes), dice.random()
             running = Running(case, inputs, out, cache)
             running.kill(number, victim, fraction, seconds)
-            if killed := check_killed(running.wait(), victim, number):
+            ended, found = running.wait()[victim], contents(out)
+            if killed := check_killed(ended, number, finished=found == expected):
                 left.pop()
                 done += 1
-            found = contents(out)
             for path in filter(whole, found):
                 if found[path] != expected.get(path):
                     raise Failure(f"{name}, chain {chain}, kill {done}: {path} is not that of an uninterrupted run")
@@ -261,12 +266,15 @@ def run_case(name: str, kills: int, folder: Path, seed: int = 0, say: Callable[[
 
 
 def make_inputs(folder: Path) -> None:
-    """Conversations, and a draft to evaluate."""
+    """Conversations and questions."""
     (folder / "inputs").mkdir()
     rows = (ASSETS / "conversations.jsonl").read_text(encoding="utf-8").splitlines()[:12]
     # One question each: later turns only take time.
     short = [json.dumps({"messages": json.loads(row)["messages"][:2]}) for row in rows]
     (folder / "inputs" / "conversations.jsonl").write_text("\n".join(short) + "\n", encoding="utf-8")
+    asked = [{"question_id": i, "category": "qa", "turns": [f"Is {i} prime?"]} for i in range(1, 7)]
+    questions = "".join(json.dumps(row) + "\n" for row in asked)
+    (folder / "inputs" / "questions.jsonl").write_text(questions, encoding="utf-8")
 
 
 def main() -> None:

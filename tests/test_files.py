@@ -281,7 +281,7 @@ def test_of_processes_that_come_and_go_never_two_hold_a_lock(tmp_path):
 
 
 SIGNALLED = """
-import sys, time
+import atexit, os, sys, time
 from layerwave import cli
 from layerwave.commands.tools import Doctor
 from layerwave.files.writing import whole_file
@@ -298,6 +298,7 @@ def run(self):
         raise
 
 Doctor.run = run
+atexit.register(os.abort)  # as libraries do whose threads are at work when they are taken down
 cli.main(["doctor"])
 """
 

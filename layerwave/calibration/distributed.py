@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, reduce
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import jax
@@ -30,8 +31,9 @@ from layerwave.errors import LayerwaveError
 from layerwave.files.identity import require_same
 from layerwave.files.lock import only_run
 from layerwave.files.writing import cannot_write, make_folder, sweep, whole_file
+from layerwave.interruption import received
 
-START_SECONDS, POLL_SECONDS = 300, 0.5
+START_SECONDS, POLL_SECONDS, LEAVE_SECONDS = 300, 0.5, 5
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,21 @@ def join(coordinator: str | None, number: int | None, index: int | None, heartbe
             "slice, Slurm, Open MPI), or pass --coordinator HOST:PORT --processes N --process K to each"
         ) from error
     return Processes(jax.process_index(), jax.process_count())
+
+
+@contextmanager
+def leaving() -> Iterator[None]:
+    """Lets a process that a signal ended take leave of the others, for as long as it may take them to hear of it.
+
+    They may be stuck where they do not; JAX itself would wait for them, and then abort the process.
+    """
+    try:
+        yield
+    finally:
+        if received():
+            farewell = Thread(target=jax.distributed.shutdown, daemon=True)
+            farewell.start()
+            farewell.join(LEAVE_SECONDS)
 
 
 @contextmanager

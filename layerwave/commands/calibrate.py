@@ -13,7 +13,7 @@ from layerwave.commands.loading import load_planned
 from layerwave.commands.printing import Json, check_out, print_json, progress_bar
 from layerwave.errors import LayerwaveError
 from layerwave.files.lock import only_run
-from layerwave.interruption import listen
+from layerwave.interruption import deaf
 from layerwave.targets import DTypeName
 
 _OF_A_TARGET = ("dtype", "batch_tokens", "mesh", "processes")
@@ -100,7 +100,7 @@ class Calibrate:
     def _shared(self):
         """By the processes of a job, of which one gets the calibration."""
         from layerwave.calibration import read_conversations
-        from layerwave.calibration.distributed import calibrate_distributed, join
+        from layerwave.calibration.distributed import calibrate_distributed, join, leaving
         from layerwave.calibration.plan import SHARE_TOKENS
         from layerwave.calibration.stream import Work
         from layerwave.targets import make_mesh
@@ -108,16 +108,17 @@ class Calibrate:
 
         conversations = read_conversations(self.conversations)
         options, batch_tokens = self.processes, self.batch_tokens
-        processes = join(options.coordinator, options.processes, options.process, options.heartbeat_seconds)
-        listen()
-        if batch_tokens is None:  # not what is free here: all processes cut the same batches
-            batch_tokens = shares(make_mesh(self.mesh)) * SHARE_TOKENS
-        target, batch_tokens = load_planned(self.target, self.dtype, self.settings, self.mesh, batch_tokens)
-        with progress_bar(f"calibrating {self.target}") as progress:
-            work = Work.prepare(target, conversations, self.settings, batch_tokens)
-            return calibrate_distributed(
-                work, self.out, processes, shard_batches=options.shard_batches, progress=progress
-            )
+        with deaf():
+            processes = join(options.coordinator, options.processes, options.process, options.heartbeat_seconds)
+        with leaving():
+            if batch_tokens is None:  # not what is free here: all processes cut the same batches
+                batch_tokens = shares(make_mesh(self.mesh)) * SHARE_TOKENS
+            target, batch_tokens = load_planned(self.target, self.dtype, self.settings, self.mesh, batch_tokens)
+            with progress_bar(f"calibrating {self.target}") as progress:
+                work = Work.prepare(target, conversations, self.settings, batch_tokens)
+                return calibrate_distributed(
+                    work, self.out, processes, shard_batches=options.shard_batches, progress=progress
+                )
 
     def _check_jobs(self) -> None:
         if replace(self, jobs=None, json=False) != Calibrate():

@@ -1,9 +1,11 @@
 """Several processes give the calibration of one; what is committed is kept, and what fails or dies ends the job."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +18,7 @@ from layerwave.cli import main
 from layerwave.errors import LayerwaveError
 from layerwave.selection import elsi
 from layerwave.targets import load_target
+from tests.kill_runs import CASES, ENDED, Running, make_inputs
 
 RNG = np.random.default_rng(0)
 ROWS = [{"text": " ".join(RNG.choice("the wave of states is a quiz in lazy prose".split(), 60))} for _ in range(20)]
@@ -158,6 +161,39 @@ def run_processes(number, out, data, cache, dying=None):
         for process in started:
             process.kill()
     return [(process.returncode, *text) for process, text in zip(started, said, strict=True)]
+
+
+def test_a_signal_ends_a_process_while_the_others_are_stuck_or_not_there(tmp_path):
+    make_inputs(tmp_path)
+    job = CASES["distributed"], tmp_path / "inputs", tmp_path / "out.safetensors", tmp_path / "cache"
+    running = Running(*job)
+    try:
+        assert running.began.wait(200)
+        running.processes[1].send_signal(signal.SIGSTOP)
+        running.processes[0].send_signal(signal.SIGTERM)
+        assert running.processes[0].wait(60) == 143
+    finally:
+        for process in running.processes:
+            process.kill()
+    (ended, _) = running.wait()
+    assert ended.said.endswith(ENDED)
+
+    running = Running(*job)
+    try:
+        running.processes[1].kill()
+        while not listens(running.port):  # then it waits for the other in JAX, which Python hears nothing of
+            time.sleep(0.1)
+        running.processes[0].send_signal(signal.SIGTERM)
+        assert running.processes[0].wait(60) == -signal.SIGTERM
+    finally:
+        running.processes[0].kill()
+        running.wait()
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def committed(ended):
