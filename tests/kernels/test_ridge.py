@@ -97,7 +97,7 @@ def test_a_ridge_at_which_the_solve_is_not_exact_is_not_taken(arrays):
     X = np.random.default_rng(5).normal(size=(2, FIT + SCORE, D))
     products = (X * decay) @ np.swapaxes((X * decay)[:, :FIT], 1, 2)
     products /= np.trace(products[:, :FIT], axis1=1, axis2=2)[:, None, None] / FIT
-    Y = X[0] / decay @ np.random.default_rng(6).normal(size=(D, D))
+    Y = X[0] @ np.random.default_rng(6).normal(size=(D, D))
     mean, p = Y[:FIT].mean(axis=0), softmax(Y @ arrays["head"].T)
     known = {"grams": products[:1], "embedding": products[1], "targets": Y[:FIT] - mean}
     known |= {"offset": arrays["head"] @ mean, "inner": p[FIT - CHOOSE : FIT], "scored": p[FIT:]}
