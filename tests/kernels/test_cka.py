@@ -362,6 +362,9 @@ def test_debiased_needs_four_tokens():
     assert np.isfinite(cka(layers, "debiased")).all()
     with pytest.raises(LayerwaveError, match="on 3 tokens: expected at least 4"):
         cka(layers[:, :3], "debiased")
+    with pytest.raises(LayerwaveError, match="on 3 tokens"):
+        jax.jit(lambda states: cka(states, "debiased"))(jnp.asarray(layers[:, :3], jnp.float32))
+    assert np.isfinite(cka(layers[:, :, :3], "debiased")).all()  # features may be as few as they like
     with pytest.raises(LayerwaveError, match="constant over tokens"):
         cka(layers[:, :1])
 

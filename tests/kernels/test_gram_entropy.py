@@ -419,11 +419,11 @@ def test_float64_is_never_narrowed_in_silence():
 def test_faulty_sets_are_named():
     K = np.stack([np.eye(2)] * 5)
     with pytest.raises(LayerwaveError, match=r"layer 5 in the set \[0, 5\] is out of range: expected 0 to 4"):
-        set_entropy(K, np.array([[1, 2], [0, 5]]))
+        set_entropy(K, np.array([[1, 2], [0, 5], [6, 1]]))
     with pytest.raises(LayerwaveError, match=r"layer -1 in the set \[3, -1\] is out of range"):
         set_entropy(K, np.array([[3, -1]]))
     with pytest.raises(LayerwaveError, match=r"layer 2 is repeated in the set \[2, 1, 2\]"):
-        set_entropy(K, np.array([[0, 1, 2], [2, 1, 2]]))
+        set_entropy(K, np.array([[0, 1, 2], [2, 1, 2], [3, 3, 4]]))  # the first of several
     with pytest.raises(LayerwaveError, match="size 0"):
         set_entropy(K, np.zeros((3, 0), int))
     with pytest.raises(LayerwaveError, match="chunk=0"):

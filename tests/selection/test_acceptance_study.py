@@ -332,6 +332,14 @@ def test_the_comparison_shows_acceptance_beside_the_entropy(study, calibration):
     assert "acceptance" not in {row.name for row in without.rows}
 
 
+def test_rules_that_a_shallow_target_does_not_fit_are_said():
+    shallow = Calibration.from_states(np.random.default_rng(0).normal(size=(4, 6, 5)))
+    found = compare(shallow, (3,))
+    assert [row.name for row in found.rows] == ["exhaustive", "elsi", "elsi_c", "low_entropy", "uniform"]
+    rules = ("eagle3", "eagle3_engine", "dflash")
+    assert all(f"the rule {rule} " in why for rule, why in zip(rules, found.unfit, strict=True))
+
+
 def test_a_selection_by_acceptance_is_diagnosed_as_far_as_it_goes(study, calibration):
     chosen = elsi(calibration, 2, beam=4, criterion=study.scores)
     found = diagnose(calibration, chosen)

@@ -47,6 +47,20 @@ def test_shallow_targets_are_an_error_and_never_a_shorter_set(name):
             baselines(num_layers, 3)
 
 
+@pytest.mark.parametrize(
+    ("name", "num_layers", "fault"),
+    [
+        ("eagle3", 6, r"\[2, 3, 3\] on 6 layers and so repeats a layer"),
+        ("eagle3", 3, r"\[2, 1, 0\] on 3 layers and so repeats a layer or reverses their order"),
+        ("eagle3_engine", 3, r"\[1, 0, -1\] on 3 layers and so leaves the range"),
+        ("eagle3_engine", 5, r"\[1, 1, 1\] on 5 layers and so repeats a layer"),
+    ],
+)
+def test_what_is_wrong_with_a_rule_is_said(name, num_layers, fault):
+    with pytest.raises(LayerwaveError, match=fault):
+        baseline(name, num_layers)
+
+
 def test_faults():
     with pytest.raises(LayerwaveError, match="unknown rule 'eagle'"):
         baseline("eagle", 36)

@@ -468,6 +468,7 @@ def test_options_of_the_floor_are_checked(groups):
             cka_floor(groups, quantile=wrong)
     with pytest.raises(LayerwaveError, match="at least 2 layers"):
         cka_floor(Calibration.from_states(groups.states[:1]))
+    assert cka_floor(Calibration.from_states(groups.states[2:4]), permutations=20).biased.shape == (2, 2)
     with pytest.raises(LayerwaveError, match="debiased estimator on 3 tokens"):
         cka_floor(Calibration.from_states(groups.states[:, :3]))
 

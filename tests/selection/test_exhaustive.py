@@ -44,6 +44,12 @@ def test_the_one_set_of_all_layers_is_the_best(states):
     assert (rank.rank, rank.total, rank.percentile, rank.gap) == (1, 1, 100.0, 0.0)
 
 
+def test_of_two_sets_one_is_last():
+    calibration = Calibration.from_states(problems.states(0, 2))
+    ranks = rank_among_all(calibration, [[0], [1]], criterion=lambda sets: sets[:, 0].astype(float))
+    assert [(rank.rank, rank.percentile, rank.gap) for rank in ranks] == [(2, 0.0, 1.0), (1, 100.0, 0.0)]
+
+
 def test_the_last_of_all_sets_has_none_below_it():
     """Scores are powers of two, so that ranks are known: the pair (0, 1) is the last of ten."""
     calibration = Calibration.from_states(problems.states(0, 5))

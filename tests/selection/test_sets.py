@@ -1,5 +1,6 @@
 """Enumeration, order and checks of layer sets."""
 
+import math
 from itertools import combinations
 
 import numpy as np
@@ -18,14 +19,26 @@ def test_all_sets_are_the_combinations_in_order(num_layers, size):
 
 def test_sets_at_far_places():
     assert sets_at(np.array([82159]), 80, 3).tolist() == [[77, 78, 79]]
-    with pytest.raises(LayerwaveError, match="smaller size"):
-        sets_at(np.array([0]), 200, 100)
+    # C(66, 33) is below 2^63 and C(67, 33) above it.
+    assert sets_at(np.array([math.comb(66, 33) - 1]), 66, 33).tolist() == [[*range(33, 66)]]
+    for num_layers, size in ((67, 33), (200, 100)):
+        with pytest.raises(LayerwaveError, match="smaller size"):
+            sets_at(np.array([0]), num_layers, size)
 
 
 def test_ranking_breaks_ties_by_layers_even_below_rounding():
     sets = np.array([[2, 3], [0, 5], [0, 4], [1, 2]])
     assert ranking(np.array([1.0, 1.0 + 1e-15, 1.0, 2.0]), sets).tolist() == [3, 2, 1, 0]
     assert ranking(np.array([1.0, 1.0 + 1e-9, 1.0, 2.0]), sets).tolist() == [3, 1, 2, 0]
+
+
+def test_scores_tie_up_to_a_trillionth():
+    """Each with the next greater one, so that a chain of ties is one tier."""
+    sets = np.array([[0], [1]])
+    assert ranking(np.array([0.0, 1e-12]), sets).tolist() == [0, 1]
+    assert ranking(np.array([0.0, 1.01e-12]), sets).tolist() == [1, 0]
+    chain = np.array([0.0, 0.9e-12, 1.8e-12, 3e-12])
+    assert ranking(chain, np.array([[0], [2], [1], [3]])).tolist() == [3, 0, 2, 1]
 
 
 def test_only_single_layers_obey_the_rule_of_the_middle():

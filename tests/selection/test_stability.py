@@ -274,6 +274,14 @@ def test_faults(calibration, change, arguments, message):
         stability(change(calibration), **arguments)
 
 
+@pytest.mark.parametrize("first", [0, 1])  # the second: only replicates without the first sample have such a layer
+def test_a_layer_of_zeros_is_named_though_it_be_so_in_a_replicate_alone(first):
+    samples = noisy(0)
+    samples[first:, 5] = 0
+    with pytest.raises(LayerwaveError, match="layer 5 are all zero"):
+        stability(calibration_of(samples), 2)
+
+
 def test_a_constant_layer_is_named(calibration):
     samples = noisy(0)
     samples[:, 5] = samples[:, 5, :1]
