@@ -28,6 +28,14 @@ def unchecked_signatures():
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
+@pytest.fixture(scope="module")
+def quick_compilation():
+    """For modules in which compilation is most of the time: what XLA leaves out changes the last bits, everywhere."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder of real inputs that are not part of the project; tests that use it skip where it is absent."""

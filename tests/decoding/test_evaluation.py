@@ -20,6 +20,8 @@ from layerwave.report.figures.acceptance_lengths import acceptance_lengths
 from layerwave.targets import load_target
 from tests.decoding.test_distill import make_target
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 SETTINGS = EvaluationSettings(nodes=(4, 6), temperatures=(0.0, 1.2), max_new_tokens=9, batch=2, depth=3, top_k=2)
 QUESTIONS = [
     {"question_id": 1, "category": "writing", "turns": ["ab?", "c a?"]},
