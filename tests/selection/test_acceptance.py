@@ -560,6 +560,7 @@ def test_a_ridge_at_the_edge_is_warned_of(tokens, caplog):
         )
     assert found.value[0] > 0.9  # no noise: the smaller λ the better
     assert "λ of 1 sets" in caplog.text
+    assert "between 1e-05 and 1000: " in caplog.text
     assert "layers [0]" in caplog.text
 
 

@@ -292,6 +292,8 @@ def test_every_reading_is_sentences(study):
     record = study.to_record()
     assert tuple(record["smallest"]["layers"]) == PLANTED
     assert record["readings"] == study.readings
+    positions = [record[f"{side}_positions"] for side in ("fitting", "scoring")]
+    assert (*positions, record["scoring_conversations"], record["covered"]) == (160, 120, 12, study.scores.covered)
     assert [rung["best"]["layers"] for rung in record["ladder"]] == [rung.best.layers for rung in study.ladder]
 
 
