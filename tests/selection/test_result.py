@@ -10,7 +10,7 @@ import pytest
 from layerwave.calibration import Calibration
 from layerwave.errors import LayerwaveError
 from layerwave.selection import METHODS, Selection, SelectionSettings, elsi, select, settings_of
-from layerwave.selection.result import warn_of_near_ties
+from layerwave.selection.near_ties import warn_of_near_ties
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +71,15 @@ def test_what_a_selection_shows():
     ],
 )
 def test_sets_as_near_as_a_pass_is_exact_are_said(criterion, behind, near, caplog):
-    warn_of_near_ties((1,), (((1,), 2.0), ((0,), 2.0 - behind), ((3,), 1.0)), criterion)
+    warn_of_near_ties((1,), ((((1,), 2.0), ((0,), 2.0 - behind), ((3,), 1.0)),), criterion)
     assert ("near tie: 1 and 0 differ by less than" in caplog.text) == near
 
 
 def test_near_ties_are_named_up_to_three_and_only_of_a_set_in_the_beam(caplog):
     beam = tuple(((layer,), 2.0) for layer in range(6))
-    warn_of_near_ties((7,), beam, "entropy")
+    warn_of_near_ties((7,), (beam,), "entropy")
     assert not caplog.text
-    warn_of_near_ties((2,), beam, "entropy")
+    warn_of_near_ties((2,), (beam,), "entropy")
     assert "near tie: 2 and 0 and 1 and 3 differ by" in caplog.text
 
 

@@ -218,7 +218,8 @@ FLAGS = (
     "--sizes 1,3 --random 2 --acceptance-sets 2 --seeds 2 "
     "--calibration.block 4 --calibration.rho 0.5 --calibration.replicates 2 --calibration.fit-positions 60 "
     "--calibration.score-positions 30 --train.steps 4 --train.batch-size 2 --train.max-length 64 --train.ttt-steps 1 "
-    "--train.learning-rate 1e-4 --train.held-out 0.3 --evaluation.nodes 3 --evaluation.temperatures 0 "
+    "--train.learning-rate 1e-4 --train.held-out 0.3 --train.draft-vocab-size None --train.no-fc-norm "
+    "--evaluation.nodes 3 --evaluation.temperatures 0 "
     "--evaluation.max-new-tokens 6 --evaluation.batch 2 --evaluation.depth 2 --evaluation.top-k 2"
 ).split()
 
