@@ -4,7 +4,7 @@
   python benchmarks/run_all.py [--repetitions 5] [--out benchmarks/results] [--costly]
 
 Writes `results/*.json` and the page `results/README.md`. Questions 1 to 5 and 7 are measured each time, each in a
-process of its own. Question 6, the models, takes another half an hour and 5 GB: with `--costly` its scripts run as
+process of its own. Question 6, the models, takes another 20 minutes and 8 GB: with `--costly` its scripts run as
 well, and without it the page has what they last wrote.
 """
 

@@ -63,6 +63,9 @@ def test_coding_rate_is_half_the_log_determinant(states):
         X = concatenated(states, layers)
         # On the side of the features: the determinant is the same.
         assert rate == pytest.approx(np.linalg.slogdet(np.eye(X.shape[1]) + 0.7 * X.T @ X)[1] / 2, rel=1e-12)
+    spectra = set_spectra(gram(states), PAIRS[:4])
+    batched = coding_rate(spectra.reshape(2, 2, -1), scale=0.7)
+    np.testing.assert_allclose(batched.reshape(-1), rates[:4], rtol=1e-15)
 
 
 def test_coding_rate_is_monotone_and_submodular(states):
