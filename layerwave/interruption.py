@@ -24,14 +24,14 @@ def ending_by_signals() -> Iterator[None]:
         return
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
-        listen()
+        _listen()
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def listen() -> None:
+def _listen() -> None:
     for number in _SIGNALS:
         signal.signal(number, _raise)
 
@@ -47,7 +47,7 @@ def deaf() -> Iterator[None]:
     try:
         yield
     finally:
-        listen()
+        _listen()
 
 
 def received() -> int | None:

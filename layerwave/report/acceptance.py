@@ -12,7 +12,7 @@ from layerwave.errors import LayerwaveError
 from layerwave.kernels import gram, matrix_entropy
 from layerwave.report.figures import acceptance_curve, acceptance_ladder, acceptance_learning, acceptance_pairs
 from layerwave.report.pictures import Picture, Pictures
-from layerwave.report.tables import Table, join
+from layerwave.report.tables import Table
 from layerwave.selection import (
     AcceptanceStudy,
     LearningCurve,
@@ -24,6 +24,7 @@ from layerwave.selection import (
     rules,
     settings_of,
 )
+from layerwave.selection.sets import join
 
 MOST_SETS, WIDEST_BEAM = 500, 10
 """Sets that the report scores at most (under three minutes on two cores): its beam is as wide as they allow, and at

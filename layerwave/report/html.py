@@ -18,7 +18,6 @@ from layerwave.report.tables import (
     beam_table,
     finding_tables,
     ids_table,
-    join,
     layers_table,
     record_tables,
     score_name,
@@ -28,6 +27,7 @@ from layerwave.report.tables import (
 from layerwave.report.validation import validation_section
 from layerwave.report.verdict import verdict
 from layerwave.selection import Selection, chooser, diagnose, elsi
+from layerwave.selection.sets import join
 from layerwave.validation.result import Validation
 
 TEMPLATES = resources.files("layerwave.report") / "templates"

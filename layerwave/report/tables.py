@@ -12,6 +12,7 @@ from layerwave.calibration import Calibration
 from layerwave.interop import layer_ids_table
 from layerwave.kernels import gram, matrix_entropy
 from layerwave.selection import Diagnostics, Selection, chooser, find_transitions
+from layerwave.selection.sets import join
 
 Value: TypeAlias = str | int | float | None
 
@@ -186,7 +187,3 @@ def shown(value: Value) -> str:
             return f"{value:.4f}"
         return f"{value:.5f}" if 1e-4 <= abs(value) < 1e-3 else f"{value:.3e}"
     return str(value)
-
-
-def join(numbers: Iterable[int]) -> str:
-    return ",".join(map(str, numbers))

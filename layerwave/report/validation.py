@@ -12,7 +12,8 @@ from layerwave.report.figures.validation import (
     names_of,
 )
 from layerwave.report.pictures import Picture, Pictures
-from layerwave.report.tables import Table, Value, join
+from layerwave.report.tables import Table, Value
+from layerwave.selection.sets import join
 from layerwave.validation.accepted import Accepted, SetLengths, accepted_lengths, set_lengths
 from layerwave.validation.correlations import Correlation, Interval
 from layerwave.validation.regret import Regret

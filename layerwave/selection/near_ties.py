@@ -11,6 +11,7 @@ from jaxtyping import Float, Integer
 
 from layerwave.selection.criteria import Criterion
 from layerwave.selection.result import Layers
+from layerwave.selection.sets import join
 from layerwave.warned import warn
 
 NEAR = {"acceptance": 1e-4}
@@ -52,13 +53,13 @@ def warn_of_near_ties(
     tied = [other for other in last if layers in last and other != layers and abs(last[other] - last[layers]) <= near]
     said = []
     if tied:
-        named = " and ".join(_join(other) for other in tied[:3])
-        said.append(f"{_join(layers)} and {named} differ by less than {near:g} in {criterion}")
+        named = " and ".join(join(other) for other in tied[:3])
+        said.append(f"{join(layers)} and {named} differ by less than {near:g} in {criterion}")
     if turned and turned[0] not in (layers, *tied):
         apart = next(filter(None, (_apart(*pair) for pair in zip(beams, turned[1], strict=True))))
         said.append(
-            f"less than {near:g} decides whether the beam keeps {' or '.join(map(_join, apart[:4]))}, and so between "
-            f"{_join(layers)} and {_join(turned[0])}"
+            f"less than {near:g} decides whether the beam keeps {' or '.join(map(join, apart[:4]))}, and so between "
+            f"{join(layers)} and {join(turned[0])}"
         )
     if said:
         warn(f"near tie: {'; '.join(said)}, which other batches, devices or machines may turn around")
@@ -67,7 +68,3 @@ def warn_of_near_ties(
 def _apart(beam: Beam, other: Beam) -> list[Layers]:
     """Sets of one of two beams."""
     return sorted(dict(beam).keys() ^ dict(other).keys())
-
-
-def _join(numbers: Layers) -> str:
-    return ",".join(map(str, numbers))

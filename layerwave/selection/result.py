@@ -12,7 +12,7 @@ import numpy as np
 from layerwave.errors import LayerwaveError
 from layerwave.files.reading import parse_json, read_json, shown, typed
 from layerwave.files.writing import whole_file
-from layerwave.selection.sets import check_layers
+from layerwave.selection.sets import check_layers, join
 
 SCHEMA = "layerwave.selection"
 VERSION = 1
@@ -57,21 +57,21 @@ class Selection:
 
     def __repr__(self) -> str:
         return (
-            f"Selection({self.method}: layers {_join(self.layers)} of 0 … {self.num_layers - 1}, "
-            f"boundaries {_join(self.boundaries)}, {self.criterion} {self.score:.4f})"
+            f"Selection({self.method}: layers {join(self.layers)} of 0 … {self.num_layers - 1}, "
+            f"boundaries {join(self.boundaries)}, {self.criterion} {self.score:.4f})"
         )
 
     def __str__(self) -> str:
         lines = [repr(self), f"{'layers':>16} {'boundaries':>16} {self.criterion:>10}"]
         for layers, score in self.beams[-1] if self.beams else ():
-            boundaries = _join(layer + 1 for layer in layers)
-            lines.append(f"{_join(layers):>16} {boundaries:>16} {score:>10.4f}")
+            boundaries = join(layer + 1 for layer in layers)
+            lines.append(f"{join(layers):>16} {boundaries:>16} {score:>10.4f}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """For notebooks: what `str` says, as a table."""
         rows = "".join(
-            f"<tr><td>{_join(layers)}</td><td>{_join(l + 1 for l in layers)}</td><td>{score:.4f}</td></tr>"
+            f"<tr><td>{join(layers)}</td><td>{join(l + 1 for l in layers)}</td><td>{score:.4f}</td></tr>"
             for layers, score in (self.beams[-1] if self.beams else ())
         )
         head = f"<tr><th>layers</th><th>boundaries</th><th>{escape(self.criterion)}</th></tr>"
@@ -200,7 +200,3 @@ class _Record:
 def as_beam(sets: np.ndarray, scores: np.ndarray) -> tuple[tuple[Layers, float], ...]:
     """Rows of sets and their scores, as a `Selection` holds them."""
     return tuple((tuple(row), score) for row, score in zip(sets.tolist(), scores.tolist(), strict=True))
-
-
-def _join(numbers) -> str:
-    return ",".join(map(str, numbers))

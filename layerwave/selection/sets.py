@@ -24,6 +24,11 @@ def check_count(name: str, value: object) -> int:
     return count
 
 
+def join(numbers: Iterable[int]) -> str:
+    """Layers or boundaries in a sentence or table, as `5,23,34`."""
+    return ",".join(map(str, numbers))
+
+
 def check_size(size: object, num_layers: int) -> int:
     """The size as an int. Raises `LayerwaveError` unless sets of that many layers can be chosen from `num_layers`."""
     count = _whole("the size of the layer set", size)

@@ -19,7 +19,7 @@ from layerwave.errors import LayerwaveError
 from layerwave.kernels import centred_gram, gram, gram_table_from_grams, set_entropy
 from layerwave.selection.beam import Score, beam_search, every_other_layer, greatest_transitions
 from layerwave.selection.criteria import in_few_shapes
-from layerwave.selection.sets import check_count, check_layers, check_size
+from layerwave.selection.sets import check_count, check_layers, check_size, join
 
 Layers = tuple[int, ...]
 
@@ -120,12 +120,12 @@ class Stability:
     def reading(self) -> str:
         """One sentence: how often the choice came again, the interval of its score, and from which share on."""
         chosen, rivals = self.sets[0], [row for row in self.sets[1:] if row.frequency > 0]
-        rival = f", {_join(rivals[0].layers)} in {rivals[0].frequency:.0%}" if rivals else ""
+        rival = f", {join(rivals[0].layers)} in {rivals[0].frequency:.0%}" if rivals else ""
         part = f"{100 * self.settled_from:g} % of the samples already make"
         since = "only all samples make" if self.settled_from == 1 else part
         trend = "" if chosen.settled else f", but not settled: replicates differ by {chosen.shift:+.3f} on average"
         return (
-            f"{self.verdict.capitalize()}: layers {_join(self.layers)} come out in {chosen.frequency:.0%} of "
+            f"{self.verdict.capitalize()}: layers {join(self.layers)} come out in {chosen.frequency:.0%} of "
             f"{self.replicates} bootstrap replicates{rival}; {since} this choice; entropy {chosen.score:.3f} nats, "
             f"95 % interval {chosen.low:.3f} to {chosen.high:.3f}{trend}."
         )
@@ -252,7 +252,3 @@ def _over_draws(layers: Layers, frequency: float, score: Score, draws: Int64[np.
     shift = float(np.mean(scores)) - whole
     low, high = (np.quantile(scores, (0.025, 0.975)) - shift).tolist()
     return SetStability(layers, frequency, whole, low, high, shift)
-
-
-def _join(layers: Layers) -> str:
-    return ",".join(map(str, layers))

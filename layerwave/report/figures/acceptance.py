@@ -22,6 +22,7 @@ from layerwave.report.figures.style import (
     whole_numbers,
 )
 from layerwave.selection import AcceptanceStudy, Difference, LearningCurve, ScoredSet
+from layerwave.selection.sets import join
 
 LABEL = "predicted acceptance α̂"
 HEIGHT = 0.72 * COLUMN
@@ -43,7 +44,7 @@ def acceptance_curve(study: AcceptanceStudy) -> Figure:
         (study.best, GREEN, "--", "best set"),
         (study.entropy, VERMILION, ":", "entropy's set"),
     ):
-        axes.axhline(scored.value, color=colour, ls=style, label=f"{whose}: {_join(scored)}")
+        axes.axhline(scored.value, color=colour, ls=style, label=f"{whose}: {join(scored.layers)}")
     axes.set_ylabel(LABEL)
     layer_axis(axes.xaxis)
     axes.set_xlim(-0.5, len(study.singles) - 0.5)
@@ -91,7 +92,7 @@ def acceptance_ladder(study: AcceptanceStudy) -> Figure:
     )  # fmt: skip
     for size, scored in zip(sizes, bests, strict=True):
         values.annotate(
-            _join(scored), (size, scored.value), (7, -3), textcoords="offset points", va="top", fontsize=6.5
+            join(scored.layers), (size, scored.value), (7, -3), textcoords="offset points", va="top", fontsize=6.5
         )
     values.set_ylabel(LABEL)
     values.margins(y=0.2)
@@ -131,7 +132,7 @@ def acceptance_learning(study: AcceptanceStudy, curve: LearningCurve) -> Figure:
     for followed in range(len(curve.points[0].sets)):
         sets, behind = zip(*((point.sets[followed], point.behind[followed]) for point in curve.points), strict=True)
         style, colour, role = looks[sets[0].layers]
-        _with_errors(axes, positions, sets, behind, fmt=style, color=colour, label=f"{role}: {_join(sets[0])}")
+        _with_errors(axes, positions, sets, behind, fmt=style, color=colour, label=f"{role}: {join(sets[0].layers)}")
     axes.set_xscale("log", base=2)
     axes.set_xticks(positions, labels=[f"{count:,}" for count in positions])
     axes.xaxis.set_minor_locator(NullLocator())
@@ -147,7 +148,3 @@ def _with_errors(
     """α̂ of sets, with the error of each one's difference to another set."""
     values, errors = [scored.value for scored in sets], [apart.standard_error for apart in behind]
     axes.errorbar(places, values, errors, capsize=1.5, elinewidth=0.7, **look)
-
-
-def _join(scored: ScoredSet) -> str:
-    return ",".join(map(str, scored.layers))

@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 from layerwave.errors import LayerwaveError
 from layerwave.report.figures.style import COLUMN, SEQUENTIAL, VERMILION, plain, styled, whole_numbers
 from layerwave.selection import Selection, chooser
+from layerwave.selection.sets import join
 
 ROWS = 20
 """Sets drawn at each depth: the best. A wider beam is cut, and the title says so."""
@@ -50,7 +51,7 @@ def beam_tree(selection: Selection) -> Figure:
     )
     for depth, place in nodes:
         axes.annotate(
-            _join(beams[depth][place][0]), (depth, place + 1), (4, 0), textcoords="offset points",
+            join(beams[depth][place][0]), (depth, place + 1), (4, 0), textcoords="offset points",
             va="center", fontsize=6, weight="bold" if (depth, place) in way else "normal", zorder=4,
         )  # fmt: skip
     sizes = [len(beam[0][0]) for beam in beams]
@@ -70,12 +71,8 @@ def beam_tree(selection: Selection) -> Figure:
 
 def _label_width(beam: tuple[tuple[Layers, float], ...], depths: int) -> float:
     """Room for the longest label, in depths: lines to the next beam leave from its right."""
-    longest = max(len(_join(layers)) for layers, _ in beam)
+    longest = max(len(join(layers)) for layers, _ in beam)
     return min(0.75, (0.1 + 0.05 * longest) * depths / (0.7 * COLUMN))
-
-
-def _join(layers: Layers) -> str:
-    return ",".join(map(str, layers))
 
 
 def _way(selection: Selection) -> set[tuple[int, int]]:
