@@ -1,9 +1,12 @@
 """The command line: parse, call, print. The commands are in `commands/`, one dataclass each."""
 
+import logging
 import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import tyro
@@ -39,6 +42,20 @@ Command = (
 )
 
 
+@contextmanager
+def warnings_on_stderr() -> Iterator[None]:
+    """Warnings look like errors do, whether or not another library has given the root logger a look of its own."""
+    logger, handler = logging.getLogger("layerwave"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("layerwave: warning: %(message)s"))
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.propagate = True
+        logger.removeHandler(handler)
+
+
 def main(args: list[str] | None = None) -> None:
     """Entry point of `layerwave`.
 
@@ -48,7 +65,7 @@ def main(args: list[str] | None = None) -> None:
     args = sys.argv[1:] if args is None else args
     debug, args = "--debug" in args, [arg for arg in args if arg != "--debug"]
     try:
-        with ending_by_signals():
+        with ending_by_signals(), warnings_on_stderr():
             # Parsing builds the settings, which refuse values out of range.
             command = tyro.cli(
                 Command,

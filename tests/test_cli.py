@@ -127,7 +127,7 @@ def test_the_pages_show_what_quickstart_prints(quickstart):
 
 def test_quickstart_says_nothing_but_progress_and_near_ties_on_stderr(quickstart):
     done, _ = quickstart
-    parts = ("calibrating mini", "predicting acceptance", "WARNING:layerwave:near tie: ")
+    parts = ("calibrating mini", "predicting acceptance", "layerwave: warning: near tie: ")
     lines = done.stderr.splitlines()
     assert all(line.startswith(parts) for line in lines), done.stderr
     assert len(set(lines)) == len(lines), "a near tie is said once"

@@ -54,7 +54,8 @@ def draw_validation(validation, cards, folder: Path) -> list[Path]:
 
 EXPLANATIONS = (
     "layers: outputs counted from 0; boundary = layer + 1; S_1 = own (informativeness) + χ (diversity)",
-    "τ: tokens a verification round, mean over seeds; AVG: columns weighted by their questions",
+    "τ: tokens a verification round, mean over seeds; AVG: columns weighted by their questions; minus the mean: AVG "
+    "minus that of all sets, paired, so that questions which are easy for all do not widen it",
     "[ ]: 95 %, bootstrap; of τ and speed-up over seeds and questions; of correlations first over seeds and questions "
     "with these sets, then over sets",
     "regret: AVG of the best set found minus that of the choice, the best looked for on halves of the measurements "
@@ -64,7 +65,16 @@ EXPLANATIONS = (
 
 def _print_sets(validation, lengths) -> None:
     table = table_of(
-        "layers", "boundaries", "chosen by", "S_1 (nats)", "own", "χ", "τ AVG", "τ of all rounds", "speed-up"
+        "layers",
+        "boundaries",
+        "chosen by",
+        "S_1 (nats)",
+        "own",
+        "χ",
+        "τ AVG",
+        "minus the mean",
+        "τ of all rounds",
+        "speed-up",
     )
     for candidate, own in zip(validation.candidates, lengths, strict=True):
         table.add_row(
@@ -74,9 +84,17 @@ def _print_sets(validation, lengths) -> None:
             f"{candidate.entropy:.4f}",
             f"{candidate.informativeness:.4f}",
             f"{candidate.diversity:.4f}",
-            *(estimated(estimate) for estimate in (own.average, own.overall, own.speedup)),
+            estimated(own.average),
+            _apart(own.apart),
+            estimated(own.overall),
+            estimated(own.speedup),
         )
     print_table(table)
+
+
+def _apart(estimate) -> str:
+    bounds = "" if estimate.low is None else f" {interval((estimate.low, estimate.high), 3)}"
+    return f"{estimate.value:+.3f}{bounds}"
 
 
 def _print_columns(validation, lengths, columns) -> None:

@@ -187,8 +187,9 @@ class _Scorer:
         if at_edge:
             (layers, ridge), *_ = at_edge
             warn(
-                f"λ of {len(at_edge)} sets, as {ridge:.1g} of layers {layers}, is an end of what float32 allows "
-                f"between {RIDGES[-1]:g} and {RIDGES[0]:g}: another may fit better, or the states tell nothing"
+                f"λ of {len(at_edge)} sets, as {ridge:.1g} of layers {layers}, is the least or greatest that float32 "
+                f"allows them between {RIDGES[-1]:g} and {RIDGES[0]:g}: another may fit better, or the states tell "
+                "nothing"
             )
 
 

@@ -158,6 +158,11 @@ def average(accepted: Accepted, draws: Draws) -> Float[np.ndarray, "R M"]:
     return total / draws.questions.sum(axis=1, keepdims=True)
 
 
+def from_mean(values: Float[np.ndarray, "R M"]) -> Float[np.ndarray, "R M"]:
+    """What each set has more than all sets in the mean: what makes a question easy for all is not in it."""
+    return values - values.mean(axis=1, keepdims=True)
+
+
 def speedup(accepted: Accepted, draws: Draws) -> Float[np.ndarray, "R M"]:
     """Seconds of plain decoding over seconds with the draft, of every set in every resample; mean over seeds."""
     plain = np.broadcast_to(accepted.plain_seconds[:, None], accepted.seconds.shape)
@@ -192,6 +197,8 @@ class SetLengths:
     """τ of all rounds together (micro)."""
     average: Estimate
     """The paper's AVG."""
+    apart: Estimate
+    """AVG minus the mean AVG of all sets: paired, so its interval is the one that tells sets apart."""
     speedup: Estimate
 
 
@@ -199,13 +206,17 @@ def set_lengths(accepted: Accepted, *, resamples: int = RESAMPLES, seed: int = 0
     """Statistics of every set, in their order."""
     whole, draws = as_measured(accepted), resample(accepted, resamples, seed)
     columns = {name: _column(accepted, name, draws) for name in accepted.present}
-    overall, averages, speedups = (
+
+    def apart(*given) -> Float[np.ndarray, "R M"]:
+        return from_mean(average(*given))
+
+    others = (
         estimates(statistic(accepted, whole)[0], statistic(accepted, draws) if varies(accepted) else None)
-        for statistic in (tau, average, speedup)
+        for statistic in (tau, average, apart, speedup)
     )
     return tuple(
-        SetLengths({name: column[m] for name, column in columns.items()}, overall[m], averages[m], speedups[m])
-        for m in range(accepted.rounds.shape[1])
+        SetLengths({name: column[m] for name, column in columns.items()}, *found)
+        for m, found in enumerate(zip(*others, strict=True))
     )
 
 

@@ -23,6 +23,7 @@ from layerwave.validation.accepted import (
     as_measured,
     average,
     estimates,
+    from_mean,
     resample,
     varies,
 )
@@ -101,6 +102,8 @@ class ReportCard:
     questions: int
     tau: tuple[Estimate, ...]
     """AVG of every set, with percentile intervals over seeds and questions."""
+    apart: tuple[Estimate, ...]
+    """The same minus the mean of all sets, paired."""
     groups: tuple[GroupCard, ...]
     notes: tuple[str, ...]
     """What the intervals do not hold."""
@@ -204,6 +207,7 @@ def report_card(
         accepted.seeds,
         accepted.questions,
         estimates(measured, drawn),
+        estimates(from_mean(measured[None])[0], None if drawn is None else from_mean(drawn)),
         tuple(_group(study, name, strata) for name, strata in _groups(sizes).items()),
         tuple(_notes(accepted, len(scores))),
     )

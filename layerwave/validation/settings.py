@@ -12,7 +12,14 @@ from layerwave.validation.cascade import CascadeSettings
 
 CANDIDATES, CALIBRATION = CandidateSettings(), CalibrationSettings()
 TRAIN = TrainSettings(
-    steps=400, batch_size=2, max_length=512, ttt_steps=3, learning_rate=5e-3, draft_vocab_size=1024, fc_norm=True
+    steps=400,
+    batch_size=2,
+    max_length=512,
+    ttt_steps=3,
+    learning_rate=5e-3,
+    draft_vocab_size=1024,
+    fc_norm=True,
+    checkpoint_every=100,
 )
 EVALUATION = EvaluationSettings(nodes=(60,), temperatures=(0.0,), max_new_tokens=128)
 

@@ -75,11 +75,11 @@ def test_the_scatter_shows_every_set_with_its_interval(validation, card, figures
     scores = scores_of(validation)
     for axes, name in zip(figures["scatter"].axes, ("entropy", "acceptance"), strict=True):
         drawn = np.concatenate(list(points_of(axes).values()))
-        expected = np.array([(x, tau.value) for x, tau in zip(scores[name], card.tau, strict=True)])
+        expected = np.array([(x, tau.value) for x, tau in zip(scores[name], card.apart, strict=True)])
         np.testing.assert_allclose(drawn[np.lexsort(drawn.T)], expected[np.lexsort(expected.T)])
         assert len(points_of(axes)) == 3  # sizes by colour
         bars = {tuple(ends[:, 1]) for lines in axes.collections for ends in np.array(lines.get_segments())}
-        assert bars == {(tau.low, tau.high) for tau in card.tau}
+        assert bars == {(tau.low, tau.high) for tau in card.apart}
         assert {text.get_text() for text in axes.texts} == {", ".join(names) for names in NAMES.values()}
         assert f"{card['all sets'][name].spearman.value:.2f}" in axes.get_title()
 
@@ -164,6 +164,7 @@ def test_the_section_says_and_shows_it(page, validation, card):
     rows = page.tables["Layer sets and accepted lengths τ, 60 nodes, temperature 0"]
     assert [row[0] for row in rows[1:]] == [",".join(map(str, layers)) for layers in SETS]
     assert rows[1][rows[0].index("τ AVG")] == f"{card.tau[0].value:.4f}"
+    assert rows[1][rows[0].index("minus the mean")] == f"{card.apart[0].value:.4f}"
     best = ",".join(map(str, SETS[card["all sets"].best]))
     caption = next(name for name in page.tables if name.startswith("Report card, all sets"))
     assert f"best set found {best}; noise ceiling" in caption

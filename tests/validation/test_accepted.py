@@ -114,6 +114,18 @@ def test_a_resample_serves_all_sets():
         assert np.ptp(drawn[:, 0]) > 0
 
 
+def test_what_questions_do_to_all_sets_does_not_widen_the_difference_from_their_mean():
+    """Drafts that are the same but for a constant: τ is uncertain, and how far they are from each other is not."""
+    a = some(sets=1, seeds=1)
+    emitted = np.concatenate([a.emitted, a.emitted + a.rounds], axis=1)
+    pair = replace(a, emitted=emitted, **{n: np.repeat(getattr(a, n), 2, axis=1) for n in ("rounds", "seconds")})
+    less, more = set_lengths(pair)
+    assert less.average.high - less.average.low > 0.05
+    assert more.average.value - less.average.value == pytest.approx(1)
+    for own, expected in ((less, -0.5), (more, 0.5)):
+        assert (own.apart.low, own.apart.value, own.apart.high) == pytest.approx((expected,) * 3)
+
+
 def test_intervals_are_none_where_nothing_varies():
     alone = set_lengths(some(seeds=1, columns=("QA",)))[0]
     assert (alone.average.low, alone.overall.high, alone.speedup.low, alone.columns["QA"].low) == (None,) * 4

@@ -87,7 +87,8 @@ def test_a_criterion_that_knows_the_truth(card):
     assert 0.2 < everything.chance.value < 0.6
     assert card["3 layers"].members == tuple(i for i, layers in enumerate(SETS) if len(layers) == 3)
     assert len(card.tau) == len(SETS)
-    assert all(one.low < one.value < one.high for one in card.tau)
+    assert all(one.low < one.value < one.high for one in (*card.tau, *card.apart))
+    assert sum(one.value for one in card.apart) == pytest.approx(0, abs=1e-12)
 
 
 def test_a_literal_loop(validation, card):

@@ -18,8 +18,9 @@ def test_the_tables(capsys):
         for layers, own in zip(SETS, set_lengths(accepted), strict=True):
             name = ",".join(map(str, layers))
             tau = f"{own.average.value:.2f} [{own.average.low:.2f}, {own.average.high:.2f}]"
+            apart = f"{own.apart.value:+.3f} [{own.apart.low:.3f}, {own.apart.high:.3f}]"
             assert any(
-                row[0] == name and row[2] == ", ".join(NAMES.get(layers, ("random",))) and tau in row
+                row[0] == name and row[2] == ", ".join(NAMES.get(layers, ("random",))) and tau in row and apart in row
                 for row in rows
                 if len(row) > 3
             )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.text import Annotation
+from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
 _SIDES = [
@@ -20,7 +20,8 @@ GAP = 7.5
 def label_points(
     axes: Axes, points: Sequence[tuple[float, float, str, str]], others: Sequence[tuple[float, float]]
 ) -> None:
-    """Labels points (x, y, text, colour), each on the side where it covers the fewest labels and points.
+    """Labels points (x, y, text, colour), each on the side where it covers the fewest labels and points; from those
+    that had to go far a line leads to the point.
 
     Limits of the axes must be final. `others`: further points that should stay visible.
     """
@@ -30,10 +31,17 @@ def label_points(
         label = axes.annotate(
             text, (x, y), textcoords="offset points", xytext=(0, 0), fontsize=6, color=colour,
             annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "lw": 0.3, "color": colour, "shrinkA": 0, "shrinkB": 3},
         )  # fmt: skip
         best = min(_SIDES, key=lambda side: _covered(axes, label, side, taken))
         _put(label, best)
-        taken.append(label.get_window_extent())
+        taken.append(_extent(label))
+
+
+def _extent(label: Annotation) -> Bbox:
+    """Of the text, without the line."""
+    label.get_window_extent()  # takes it to its place
+    return Text.get_window_extent(label)
 
 
 def _around(axes: Axes, x: float, y: float, radius: float) -> Bbox:
@@ -51,7 +59,7 @@ def _put(label: Annotation, side: tuple[float, float]) -> None:
 def _covered(axes: Axes, label: Annotation, side: tuple[float, float], taken: Sequence[Bbox]) -> float:
     """Area in pixels that a label there would cover, with a great deal for what leaves the axes."""
     _put(label, side)
-    box = label.get_window_extent()
+    box = _extent(label)
     inside = Bbox.intersection(box, axes.bbox)
     outside = box.width * box.height - (inside.width * inside.height if inside else 0)
     shared = (Bbox.intersection(box, other) for other in taken)

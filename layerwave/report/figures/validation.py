@@ -23,7 +23,7 @@ UNNAMED = ("random", "acceptance_beam", "given")
 
 @styled
 def accepted_by_criteria(validation: Validation, card: ReportCard) -> Figure:
-    """τ (AVG) of every set against the main criteria, with its 95 % interval over seeds and questions.
+    """τ (AVG) of every set, minus the mean of all, against the main criteria, with paired 95 % intervals.
 
     Labels say who chose a set. Raises `LayerwaveError` when no main criterion scored the sets.
     """
@@ -37,7 +37,7 @@ def accepted_by_criteria(validation: Validation, card: ReportCard) -> Figure:
         axes.set_xlabel({REFERENCE: "matrix entropy $S_1$ (nats)", "acceptance": "predicted acceptance α̂"}[name])
         axes.set_title(_correlations(card, name))
         axes.margins(x=0.12, y=0.1)
-    panels[0].set_ylabel("τ, AVG (tokens a round)")
+    panels[0].set_ylabel(f"τ minus the mean of all sets, {_mean(card):.2f} tokens")
     _legend_of_sizes(figure, validation)
     _label(figure, dict(zip(scores, panels, strict=True)), validation, card)
     return figure
@@ -64,9 +64,13 @@ def accepted_by_other_criteria(validation: Validation, card: ReportCard) -> Figu
     for axes in panels.flat[len(scores) :]:
         axes.set_visible(False)
     for axes in panels[:, 0]:
-        axes.set_ylabel("τ, AVG")
+        axes.set_ylabel("τ minus the mean")
     _legend_of_sizes(figure, validation)
     return figure
+
+
+def _mean(card: ReportCard) -> float:
+    return sum(tau.value for tau in card.tau) / len(card.tau)
 
 
 def names_of(validation: Validation) -> dict[Layers, str]:
@@ -84,7 +88,7 @@ def _looks(validation: Validation) -> dict[int, tuple[str, str]]:
 def _scatter(axes: Axes, validation: Validation, card: ReportCard, values: np.ndarray, *, bars: bool) -> None:
     for size, (colour, marker) in _looks(validation).items():
         members = [m for m, candidate in enumerate(validation.candidates) if candidate.size == size]
-        taus = [card.tau[m] for m in members]
+        taus = [card.apart[m] for m in members]
         if bars and taus[0].low is not None:
             ends = np.array([[tau.low, tau.high] for tau in taus], float).T
             axes.vlines(values[members], *ends, color=colour, lw=0.6, alpha=0.55)
@@ -100,7 +104,7 @@ def _label(figure: Figure, panels: dict[str, Axes], validation: Validation, card
     looks, sets = _looks(validation), validation.candidates
     called = [names_of(validation).get(candidate.layers, "") for candidate in sets]
     for name, axes in panels.items():
-        points = list(zip(scores_of(validation)[name].tolist(), (tau.value for tau in card.tau), strict=True))
+        points = list(zip(scores_of(validation)[name].tolist(), (tau.value for tau in card.apart), strict=True))
         label_points(
             axes,
             [(*points[m], plain(text), looks[sets[m].size][0]) for m, text in enumerate(called) if text],
