@@ -28,8 +28,9 @@ class SelectionSettings:
     """Number of layers in the set; eagle2 has 1, eagle3 and eagle3_engine have 3."""
     criterion: str = "entropy"
     """What is maximised: entropy (the paper), acceptance (predicted for the best linear draft, from the token sample,
-    about 0.3 s a set), effective_rank, participation_ratio, coding_rate, dpp, mrmr, or a name that an installed package
-    gives. Singles tie under dpp: give it a beam of all layers, or the exhaustive method."""
+    about 0.3 s a set; recommended, since it ranked trained drafts best), effective_rank, participation_ratio,
+    coding_rate, dpp, mrmr, or a name that an installed package gives. Singles tie under dpp: give it a beam of all
+    layers, or the exhaustive method."""
     beam: int = 10
     """Sets kept at each depth; exhaustive: best sets kept in the result. Fixed rules ignore it."""
     expand: int = 10
