@@ -72,7 +72,7 @@ def interval(bounds: tuple[float, float], digits: int = 2) -> str:
     return f"[{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def estimated(estimate) -> str:
-    """A value, and its interval where it has one."""
-    bounds = "" if estimate.low is None else f" {interval((estimate.low, estimate.high))}"
-    return f"{estimate.value:.2f}{bounds}"
+def estimated(estimate, digits: int = 2, sign: str = "-") -> str:
+    """A value, and its interval where it has one; with `sign="+"` it shows that it is a difference."""
+    bounds = "" if estimate.low is None else f" {interval((estimate.low, estimate.high), digits)}"
+    return f"{estimate.value:{sign}.{digits}f}{bounds}"

@@ -85,16 +85,11 @@ def _print_sets(validation, lengths) -> None:
             f"{candidate.informativeness:.4f}",
             f"{candidate.diversity:.4f}",
             estimated(own.average),
-            _apart(own.apart),
+            estimated(own.apart, digits=3, sign="+"),
             estimated(own.overall),
             estimated(own.speedup),
         )
     print_table(table)
-
-
-def _apart(estimate) -> str:
-    bounds = "" if estimate.low is None else f" {interval((estimate.low, estimate.high), 3)}"
-    return f"{estimate.value:+.3f}{bounds}"
 
 
 def _print_columns(validation, lengths, columns) -> None:

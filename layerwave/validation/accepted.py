@@ -207,12 +207,14 @@ def set_lengths(accepted: Accepted, *, resamples: int = RESAMPLES, seed: int = 0
     whole, draws = as_measured(accepted), resample(accepted, resamples, seed)
     columns = {name: _column(accepted, name, draws) for name in accepted.present}
 
-    def apart(*given) -> Float[np.ndarray, "R M"]:
-        return from_mean(average(*given))
+    def of(statistic) -> list[np.ndarray]:
+        """As measured, and resampled where there is anything to resample."""
+        return [statistic(accepted, given) for given in ((whole, draws) if varies(accepted) else (whole,))]
 
+    averages = of(average)
     others = (
-        estimates(statistic(accepted, whole)[0], statistic(accepted, draws) if varies(accepted) else None)
-        for statistic in (tau, average, apart, speedup)
+        estimates(measured[0], drawn[0] if drawn else None)
+        for measured, *drawn in (of(tau), averages, map(from_mean, averages), of(speedup))
     )
     return tuple(
         SetLengths({name: column[m] for name, column in columns.items()}, *found)
